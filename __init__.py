@@ -1,0 +1,1 @@
+"""mattermill: recipes of simulation stages over thousands of structures, decomposed over every rank you have."""

@@ -1,0 +1,405 @@
+"""The batch: a ragged set of systems, the only thing that moves between stages.
+
+A batch holds per-atom tensors (leading dimension: all atoms of all systems, system after system) and per-system
+tensors (leading dimension: systems). Whether a field is per atom or per system is declared, never inferred from
+a shape. State is float64; integers are int64; flags are bool.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+Per = Literal["atom", "system"]
+
+
+class BatchError(ValueError):
+    """A batch was built or combined in a way that cannot be right; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a field is: per atom or per system, its dtype, the shape of one row, its unit and its neutral value.
+
+    ``fill`` is what a system gets that never had the field, when it meets others that do.
+    """
+
+    name: str
+    per: Per
+    dtype: torch.dtype = torch.float64
+    shape: tuple[int, ...] = ()
+    unit: str = ""
+    fill: float = 0.0
+
+
+def _atom(name: str, shape: tuple[int, ...], unit: str, **kw: Any) -> Field:
+    return Field(name, "atom", shape=shape, unit=unit, **kw)
+
+
+def _system(name: str, shape: tuple[int, ...], unit: str, **kw: Any) -> Field:
+    return Field(name, "system", shape=shape, unit=unit, **kw)
+
+
+NAN = float("nan")
+
+FIELDS: dict[str, Field] = {
+    field.name: field
+    for field in (
+        _atom("positions", (3,), "angstrom"),
+        _atom("velocities", (3,), "angstrom/fs"),
+        _atom("forces", (3,), "eV/angstrom", fill=NAN),
+        _atom("energies", (), "eV", fill=NAN),
+        _atom("masses", (), "amu"),
+        _atom("numbers", (), "", dtype=torch.int64),
+        _atom("atom_id", (), "", dtype=torch.int64),
+        _atom("reference", (3,), "angstrom", fill=NAN),
+        _system("cell", (3, 3), "angstrom"),
+        _system("pbc", (3,), "", dtype=torch.bool),
+        _system("rotation", (3, 3), "", fill=NAN),
+        _system("energy", (), "eV", fill=NAN),
+        _system("stress", (3, 3), "eV/angstrom^3", fill=NAN),
+        _system("step", (), "", dtype=torch.int64),
+        _system("reference_cell", (3, 3), "angstrom", fill=NAN),
+    )
+}
+
+#: Fields that every non-empty batch carries.
+REQUIRED = ("positions", "masses", "numbers", "atom_id", "cell", "pbc", "step")
+
+
+def declare_field(
+    name: str,
+    per: Per,
+    shape: tuple[int, ...] = (),
+    *,
+    dtype: torch.dtype = torch.float64,
+    unit: str = "",
+    fill: float = NAN,
+) -> Field:
+    """Declare a field for all batches of this process: documentation (unit) and the value where it is missing.
+
+    Declaring is optional: a field handed to `Batch.with_fields` is carried along anyway. Declaring twice with
+    other properties is a `BatchError`.
+    """
+    if dtype != torch.float64 and np.isnan(fill):
+        fill = 0.0
+    field = Field(name, per, dtype, tuple(shape), unit, fill)
+    known = FIELDS.setdefault(name, field)
+    # NaN differs from itself: compare what is printed.
+    if repr(known) != repr(field):
+        raise BatchError(f"field {name!r} is already declared as {known}, not {field}: choose another name")
+    return known
+
+
+class Batch:
+    """A ragged set of systems.
+
+    Args:
+        ids: one stable id per system, unique within the batch.
+        counts: atoms per system, int64, shape (systems,).
+        atoms: per-atom tensors by name, leading dimension sum(counts).
+        systems: per-system tensors by name, leading dimension len(ids).
+        info: free-form JSON-able data per system.
+
+    Raises:
+        BatchError: lengths that do not fit, or an id that stands twice.
+
+    Fields read as attributes: ``batch.positions``, ``batch.cell``. `Batch.empty()` is the sentinel of a stream.
+    """
+
+    __slots__ = ("atoms", "counts", "ids", "info", "systems")
+
+    ids: tuple[str, ...]
+    counts: np.ndarray
+    atoms: dict[str, Tensor]
+    systems: dict[str, Tensor]
+    info: tuple[dict[str, Any], ...]
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        counts: Sequence[int] | np.ndarray,
+        atoms: Mapping[str, Tensor],
+        systems: Mapping[str, Tensor],
+        info: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        self.ids = tuple(ids)
+        self.counts = np.asarray(counts, dtype=np.int64).reshape(-1)
+        self.atoms = dict(atoms)
+        self.systems = dict(systems)
+        self.info = tuple(info) if info is not None else tuple({} for _ in self.ids)
+        self._validate()
+
+    def _validate(self) -> None:
+        n_systems, n_atoms = len(self.ids), int(self.counts.sum())
+        if len(set(self.ids)) != n_systems:
+            twice = sorted({i for i in self.ids if self.ids.count(i) > 1})
+            raise BatchError(f"ids must be unique within a batch, these stand twice: {', '.join(twice)}")
+        if len(self.counts) != n_systems or len(self.info) != n_systems:
+            raise BatchError(f"{n_systems} ids need as many counts and infos, got {len(self.counts)}, {len(self.info)}")
+        for kind, fields, length in (("atom", self.atoms, n_atoms), ("system", self.systems, n_systems)):
+            for name, value in fields.items():
+                if value.shape[:1] != (length,):
+                    raise BatchError(
+                        f"per-{kind} field {name!r} must have {length} rows, has shape {tuple(value.shape)}"
+                    )
+        both = self.atoms.keys() & self.systems.keys()
+        if both:
+            raise BatchError(f"declared both per atom and per system: {', '.join(sorted(both))}")
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def empty(cls) -> Batch:
+        """The batch without systems: the sentinel that ends a stream."""
+        return cls((), (), {}, {})
+
+    @property
+    def is_sentinel(self) -> bool:
+        return not self.ids
+
+    @property
+    def n_atoms(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def ptr(self) -> np.ndarray:
+        """Offsets of the systems' atoms, int64, shape (systems + 1,)."""
+        return np.concatenate(([0], np.cumsum(self.counts)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.atoms["positions"].device if self.atoms else torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __bool__(self) -> bool:
+        return bool(self.ids)
+
+    def __repr__(self) -> str:
+        fields = ", ".join([*self.atoms, *self.systems])
+        return f"Batch({len(self)} systems, {self.n_atoms} atoms: {fields})"
+
+    def __getattr__(self, name: str) -> Tensor:
+        # Only reached when normal lookup failed; slots may be unset while unpickling.
+        if not name.startswith("__"):
+            for store in ("atoms", "systems"):
+                fields = object.__getattribute__(self, store)
+                if name in fields:
+                    return fields[name]
+        raise AttributeError(f"this batch has no field {name!r}")
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the batch has a field of this name."""
+        return name in self.atoms or name in self.systems
+
+    def index(self, system_id: str) -> int:
+        return self.ids.index(system_id)
+
+    def system_of_atom(self) -> np.ndarray:
+        """Index of each atom's system, int64, shape (atoms,)."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    # --- changing: every method returns a new batch, tensors are shared where they can be ----------------------
+
+    def with_fields(
+        self,
+        *,
+        atoms: Mapping[str, Tensor] | None = None,
+        systems: Mapping[str, Tensor] | None = None,
+        info: Sequence[dict[str, Any]] | None = None,
+    ) -> Batch:
+        """The same systems with fields added or replaced."""
+        return Batch(
+            self.ids,
+            self.counts,
+            {**self.atoms, **(atoms or {})},
+            {**self.systems, **(systems or {})},
+            self.info if info is None else info,
+        )
+
+    def without(self, names: Iterable[str]) -> Batch:
+        """The same systems without these fields; names that are not there are passed over."""
+        drop = set(names)
+        return Batch(
+            self.ids,
+            self.counts,
+            {k: v for k, v in self.atoms.items() if k not in drop},
+            {k: v for k, v in self.systems.items() if k not in drop},
+            self.info,
+        )
+
+    def clone(self) -> Batch:
+        """A copy that shares no memory with this one."""
+        return Batch(
+            self.ids,
+            self.counts.copy(),
+            {k: v.clone() for k, v in self.atoms.items()},
+            {k: v.clone() for k, v in self.systems.items()},
+            tuple(dict(i) for i in self.info),
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(
+            self.ids,
+            self.counts,
+            {k: v.to(device) for k, v in self.atoms.items()},
+            {k: v.to(device) for k, v in self.systems.items()},
+            self.info,
+        )
+
+    def select(self, which: Sequence[int] | np.ndarray | Sequence[str]) -> Batch:
+        """The systems with these indices or ids, in this order."""
+        index = [self.index(w) if isinstance(w, str) else int(w) for w in which]
+        if not index:
+            return Batch.empty()
+        ptr = self.ptr
+        rows = np.concatenate([np.arange(ptr[i], ptr[i + 1]) for i in index])
+        # Contiguous runs are views: splitting a batch copies nothing.
+        span = slice(int(rows[0]), int(rows[-1]) + 1) if _is_run(rows) else None
+        atom_rows = torch.as_tensor(rows, device=self.device)
+        system_rows = torch.as_tensor(index, device=self.device)
+        return Batch(
+            [self.ids[i] for i in index],
+            self.counts[index],
+            {k: v[span] if span else v[atom_rows] for k, v in self.atoms.items()},
+            {k: v[system_rows] for k, v in self.systems.items()},
+            [self.info[i] for i in index],
+        )
+
+    def split(self) -> list[Batch]:
+        """One batch per system."""
+        return [self.select([i]) for i in range(len(self))]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.split())
+
+    @classmethod
+    def concat(cls, batches: Iterable[Batch]) -> Batch:
+        """All systems of these batches, in order; a field that some lack is filled with its neutral value."""
+        parts = [b for b in batches if b]
+        if not parts:
+            return cls.empty()
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            [i for b in parts for i in b.ids],
+            np.concatenate([b.counts for b in parts]),
+            _join([b.atoms for b in parts], [b.n_atoms for b in parts]),
+            _join([b.systems for b in parts], [len(b) for b in parts]),
+            [i for b in parts for i in b.info],
+        )
+
+    # --- ASE -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_atoms(cls, atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None) -> Batch:
+        """From ASE Atoms; see `mattermill.domain.structures`. ids default to ``system-0``, ``system-1`` …"""
+        from .structures import from_atoms
+
+        return from_atoms(atoms, ids)
+
+    def to_atoms(self) -> list[Atoms]:
+        """One ASE Atoms per system, in the orientation in which it came in, results attached."""
+        from .structures import to_atoms
+
+        return to_atoms(self)
+
+    # --- moving: tensors travel as buffers, never through Python lists ----------------------------------------
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        atoms = {k: _to_numpy(v) for k, v in self.atoms.items()}
+        systems = {k: _to_numpy(v) for k, v in self.systems.items()}
+        return (self.ids, self.counts, atoms, systems, self.info)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        ids, counts, atoms, systems, info = state
+        self.ids, self.counts, self.info = ids, np.asarray(counts), info
+        self.atoms = {k: _to_tensor(v) for k, v in atoms.items()}
+        self.systems = {k: _to_tensor(v) for k, v in systems.items()}
+
+    def __sizeof__(self) -> int:
+        # What dask's sizeof() finds: it decides about spilling and where tasks run.
+        tensors = [*self.atoms.values(), *self.systems.values()]
+        return 256 + sum(t.element_size() * t.nelement() for t in tensors) + 64 * len(self.ids)
+
+    def equals(self, other: Batch) -> bool:
+        """Bit for bit the same: ids, fields, values (NaN equals NaN), info."""
+        if self.ids != other.ids or not np.array_equal(self.counts, other.counts) or self.info != other.info:
+            return False
+        for mine, theirs in ((self.atoms, other.atoms), (self.systems, other.systems)):
+            if mine.keys() != theirs.keys():
+                return False
+            if not all(_same(mine[k], theirs[k]) for k in mine):
+                return False
+        return True
+
+    def info_json(self) -> str:
+        """The free-form info as JSON; what JSON cannot say becomes text."""
+        return json.dumps(self.info, default=str)
+
+    def with_ids(self, ids: Sequence[str]) -> Batch:
+        """The same systems under other ids."""
+        return Batch(ids, self.counts, self.atoms, self.systems, self.info)
+
+
+def fill_rows(name: str, n_rows: int, like: Tensor) -> Tensor:
+    """`n_rows` neutral rows of a field: the declared fill, else NaN for floats and 0 for the rest."""
+    declared = FIELDS.get(name)
+    fill = declared.fill if declared is not None else (NAN if like.is_floating_point() else 0)
+    if not like.is_floating_point() and np.isnan(fill):
+        fill = 0
+    return torch.full((n_rows, *like.shape[1:]), fill, dtype=like.dtype, device=like.device)
+
+
+def _join(stores: list[dict[str, Tensor]], rows: list[int]) -> dict[str, Tensor]:
+    names = dict.fromkeys(name for store in stores for name in store)
+    joined = {}
+    for name in names:
+        like = next(store[name] for store in stores if name in store)
+        pieces = [s[name] if name in s else fill_rows(name, n, like) for s, n in zip(stores, rows, strict=True)]
+        shapes = {tuple(p.shape[1:]) for p in pieces}
+        if len(shapes) > 1 or len({p.dtype for p in pieces}) > 1:
+            raise BatchError(f"field {name!r} has different row shapes or dtypes in the batches to be joined: {shapes}")
+        joined[name] = torch.cat(pieces)
+    return joined
+
+
+def _is_run(rows: np.ndarray) -> bool:
+    return len(rows) > 0 and rows[-1] - rows[0] == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
+
+
+def _to_numpy(value: Tensor) -> np.ndarray:
+    value = value.detach()
+    if value.device.type != "cpu":
+        value = value.cpu()
+    return np.ascontiguousarray(value.numpy())
+
+
+def _to_tensor(value: np.ndarray) -> Tensor:
+    # Buffers received out of band may be read-only; a tensor that integrators write to must own its memory.
+    return torch.from_numpy(value if value.flags.writeable else value.copy())
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.contiguous().cpu(), b.contiguous().cpu()
+    if a.is_floating_point():
+        return bool(torch.equal(torch.nan_to_num(a, nan=0.0), torch.nan_to_num(b, nan=0.0))) and bool(
+            torch.equal(torch.isnan(a), torch.isnan(b))
+        )
+    return bool(torch.equal(a, b))
+
+
+__all__ = ["FIELDS", "REQUIRED", "Batch", "BatchError", "Field", "declare_field", "fill_rows"]

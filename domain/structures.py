@@ -1,0 +1,160 @@
+"""Batches from ASE Atoms and back.
+
+Cells are turned to lower-triangular at intake (positions and velocities with them); the rotation is kept per
+system and undone on the way out, so that a user gets back the orientation that went in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .batch import FIELDS, Batch, BatchError
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+# ASE keeps velocities in Å/(Å sqrt(amu/eV)); one such unit of time in fs.
+ASE_TIME_FS = 10.180505710774743
+
+# Arrays of ASE that have a place of their own in a batch, and per-atom results that are recomputed here.
+_KNOWN_ARRAYS = {"positions", "numbers", "momenta", "masses"}
+_STATE = {"velocities", "forces", "energies", "masses", "atom_id", "reference"}
+
+
+def from_atoms(atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None) -> Batch:
+    """A batch of these structures.
+
+    Numeric per-atom arrays travel as per-atom fields, except that an array named like a field that the project
+    keeps itself (forces, reference …) is refused by name. `Atoms.info` is carried as info.
+    """
+    structures: list[Atoms] = [atoms] if hasattr(atoms, "get_positions") else list(atoms)  # type: ignore[list-item]
+    if ids is None:
+        ids = [f"system-{k}" for k in range(len(structures))]
+    if len(ids) != len(structures):
+        raise BatchError(f"{len(structures)} structures need as many ids, got {len(ids)}")
+    return Batch.concat(_one(a, i) for a, i in zip(structures, ids, strict=True))
+
+
+def _one(atoms: Atoms, system_id: str) -> Batch:
+    cell = np.array(atoms.cell.array, dtype=float)
+    lower, rotation = lower_triangular(cell)
+    n = len(atoms)
+    momenta = atoms.arrays.get("momenta")
+    masses = np.asarray(atoms.get_masses(), dtype=float)
+    velocities = np.zeros((n, 3)) if momenta is None else np.asarray(momenta) / masses[:, None] / ASE_TIME_FS
+    per_atom: dict[str, Any] = {
+        "positions": np.asarray(atoms.positions, dtype=float) @ rotation,
+        "velocities": velocities @ rotation,
+        "masses": masses,
+        "numbers": np.asarray(atoms.numbers, dtype=np.int64),
+        "atom_id": np.arange(n, dtype=np.int64),
+    }
+    for name, values in atoms.arrays.items():
+        if name not in _KNOWN_ARRAYS and name not in FIELDS and name not in _STATE and _is_numeric(values):
+            per_atom[name] = _widen(np.asarray(values))
+    per_system = {
+        "cell": lower[None],
+        "pbc": np.asarray(atoms.pbc, dtype=bool)[None],
+        "rotation": rotation[None],
+        "step": np.zeros(1, dtype=np.int64),
+    }
+    info = {k: v for k, v in atoms.info.items() if isinstance(k, str)}
+    return Batch([system_id], [n], _tensors(per_atom), _tensors(per_system), [info])
+
+
+def not_taken_along(atoms: Atoms) -> list[str]:
+    """Names of what a structure carries and a batch does not: text arrays, constraints, a calculator's results."""
+    left = [
+        name
+        for name, values in atoms.arrays.items()
+        if name not in _KNOWN_ARRAYS and (name in FIELDS or name in _STATE or not _is_numeric(values))
+    ]
+    if atoms.constraints:
+        left.append("constraints")
+    if atoms.calc is not None and getattr(atoms.calc, "results", None):
+        left.extend(f"calculator result {name!r}" for name in atoms.calc.results)
+    if np.any(atoms.get_celldisp()):
+        left.append("celldisp")
+    return left
+
+
+def to_atoms(batch: Batch) -> list[Atoms]:
+    """One ASE Atoms per system; energy, forces and stress, where present, in a SinglePointCalculator."""
+    return [_to_one(single) for single in batch.split()]
+
+
+def _to_one(single: Batch) -> Atoms:
+    from ase import Atoms
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    single = single.to("cpu")
+    rotation = np.eye(3)
+    if "rotation" in single and bool(torch.isfinite(single.rotation).all()):
+        rotation = single.rotation[0].numpy()
+    back = rotation.T
+    atoms = Atoms(
+        numbers=single.numbers.numpy(),
+        positions=single.positions.numpy() @ back,
+        cell=single.cell[0].numpy() @ back,
+        pbc=single.pbc[0].numpy(),
+        masses=single.masses.numpy(),
+    )
+    if "velocities" in single:
+        momenta = single.velocities.numpy() @ back * single.masses.numpy()[:, None] * ASE_TIME_FS
+        atoms.set_momenta(momenta)
+    for name, value in single.atoms.items():
+        if name not in FIELDS and not name.startswith("_") and not _all_missing(value):
+            atoms.set_array(name, value.numpy())
+    atoms.info.update(single.info[0])
+    atoms.info["id"] = single.ids[0]
+    results: dict[str, Any] = {}
+    if "energy" in single and bool(torch.isfinite(single.energy[0])):
+        results["energy"] = float(single.energy[0])
+    if "forces" in single and bool(torch.isfinite(single.forces).all()):
+        results["forces"] = single.forces.numpy() @ back
+    if "stress" in single and bool(torch.isfinite(single.stress[0]).all()):
+        s = rotation @ single.stress[0].numpy() @ back
+        results["stress"] = np.array([s[0, 0], s[1, 1], s[2, 2], s[1, 2], s[0, 2], s[0, 1]])
+    if results:
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    return atoms
+
+
+def lower_triangular(cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The cell turned so that its first vector lies along x and its second in the xy plane.
+
+    Returns:
+        (lower, rotation): ``lower = cell @ rotation`` with zeros above the diagonal, rotation proper (det +1).
+        Vectors as rows turn as ``v @ rotation``. Cells with fewer than three independent vectors (molecules,
+        slabs without a vacuum vector) are returned as they are, with the identity; so is a left-handed cell's
+        third diagonal element negative rather than the structure mirrored.
+    """
+    if np.linalg.matrix_rank(cell) < 3 or np.allclose(cell, np.tril(cell), rtol=0, atol=0):
+        return cell.copy(), np.eye(3)
+    q, r = np.linalg.qr(cell.T)
+    signs = np.sign(np.diag(r))
+    q, r = q * signs, signs[:, None] * r
+    if np.linalg.det(q) < 0:
+        # A left-handed cell: turning cannot make its diagonal positive, mirroring would change the structure.
+        q[:, 2], r[2] = -q[:, 2], -r[2]
+    return np.tril(r.T), q
+
+
+def _is_numeric(values: Any) -> bool:
+    return np.asarray(values).dtype.kind in "fiub"
+
+
+def _widen(values: np.ndarray) -> np.ndarray:
+    return values.astype({"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[values.dtype.kind])
+
+
+def _all_missing(value: torch.Tensor) -> bool:
+    return value.is_floating_point() and value.numel() > 0 and bool(torch.isnan(value).all())
+
+
+def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in arrays.items()}
