@@ -25,9 +25,10 @@ if importlib.util.find_spec("ranks"):
 @pytest.fixture(scope="session", autouse=True)
 def warm_kernels() -> None:
     """Compile the Warp kernels before the first test's clock runs; later processes find them in Warp's cache."""
-    from mattermill.domain import kernels
+    if importlib.util.find_spec("mattermill.domain.kernels"):  # TODO(H6): drop once the kernels have landed
+        from mattermill.domain import kernels
 
-    kernels.warm()
+        getattr(kernels, "warm", lambda: None)()
 
 
 @pytest.fixture(scope="session")
