@@ -1,0 +1,103 @@
+"""Ghosts: which atoms of others each rank needs to see, in which image, and who sends what to whom.
+
+A plan is a pure function of a system's reference positions, grid and owners; every rank works out its own part of
+it without asking. Between rebuilds it is only used: one packed message per peer and step (`exchange.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from .partition import RankGrid
+
+
+@dataclass(frozen=True)
+class HaloPlan:
+    """One rank's part of the ghost exchange of one system.
+
+    Attributes:
+        ghost_atoms: int64, (g,), the atoms (places in the system) seen as remote ghosts, ordered by (atom, shift).
+        ghost_shifts: int32, (g, 3), lattice vectors added to the *wrapped* position of each.
+        receives: per peer that owns ghosts of ours, the ghosts (places in the above) in the order it sends them.
+        sends: per peer that sees atoms of ours, (owned rows, shifts) in the order it expects them.
+    """
+
+    ghost_atoms: np.ndarray
+    ghost_shifts: np.ndarray
+    receives: dict[int, np.ndarray]
+    sends: dict[int, tuple[np.ndarray, np.ndarray]]
+
+
+NO_HALO = HaloPlan(np.zeros(0, dtype=np.int64), np.zeros((0, 3), dtype=np.int32), {}, {})
+
+
+def plan_halo(
+    grid: RankGrid,
+    fractional: np.ndarray,
+    domains: np.ndarray,
+    margin: np.ndarray,
+    ranks: tuple[int, ...],
+    rank: int,
+) -> HaloPlan:
+    """The plan of one rank.
+
+    Args:
+        grid: the domains.
+        fractional: (n, 3), wrapped coordinates of all atoms of the system.
+        domains: int32, (n,), domain of each atom.
+        margin: (3,), how far a domain sees beyond its bounds, fractional.
+        ranks: the rank of each domain.
+        rank: this rank; it may have no domain at all.
+    """
+    if grid.n_domains == 1 or rank not in ranks:
+        return NO_HALO
+    me = ranks.index(rank)
+    atoms, shifts = ghosts(grid, fractional, domains, margin, me)
+    source = domains[atoms]
+    receives = {ranks[d]: np.flatnonzero(source == d) for d in np.unique(source).tolist()}
+    mine = np.flatnonzero(domains == me)
+    sends = {}
+    for domain in range(grid.n_domains):
+        if domain != me:
+            rows, moved = ghosts(grid, fractional[mine], domains[mine], margin, domain)
+            if len(rows):
+                sends[ranks[domain]] = (rows, moved)
+    return HaloPlan(atoms, shifts, receives, sends)
+
+
+def ghosts(
+    grid: RankGrid, fractional: np.ndarray, domains: np.ndarray, margin: np.ndarray, domain: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Atoms of other domains, with their images along split periodic axes, that lie within margin of a domain.
+
+    An own atom's image along a split axis is never that near: no domain there is thinner than the reach. Images along
+    the other axes are made by the neighbour list.
+
+    Returns:
+        atoms int64 (g,) and shifts int32 (g, 3), ordered by (atom, shift).
+    """
+    low, high = grid.bounds(domain)
+    low, high = low - margin * (1 + 1e-9), high + margin * (1 + 1e-9)
+    others = np.flatnonzero(domains != domain)
+    place = fractional[others]
+    found_atoms, found_shifts = [], []
+    axes = [(-1, 0, 1) if s and p else (0,) for s, p in zip(grid.split, grid.periodic, strict=True)]
+    for shift in itertools.product(*axes):
+        inside = np.ones(len(others), dtype=bool)
+        for axis in range(3):
+            if grid.split[axis]:
+                moved = place[:, axis] + shift[axis]
+                inside &= (moved >= low[axis]) & (moved <= high[axis])
+        atoms = others[inside]
+        found_atoms.append(atoms)
+        found_shifts.append(np.broadcast_to(np.array(shift, dtype=np.int32), (len(atoms), 3)))
+    atoms, shifts = np.concatenate(found_atoms), np.concatenate(found_shifts)
+    # Shifts were walked in lexicographic order: a stable sort by atom leaves them so.
+    order = np.argsort(atoms, kind="stable")
+    return atoms[order], shifts[order]
+
+
+__all__ = ["NO_HALO", "HaloPlan", "ghosts", "plan_halo"]
