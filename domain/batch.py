@@ -335,7 +335,9 @@ class Batch:
 
     def equals(self, other: Batch) -> bool:
         """Bit for bit the same: ids, fields, values (NaN equals NaN), info."""
-        if self.ids != other.ids or not np.array_equal(self.counts, other.counts) or self.info != other.info:
+        if self.ids != other.ids or not np.array_equal(self.counts, other.counts):
+            return False
+        if not _same_info(self.info, other.info):
             return False
         for mine, theirs in ((self.atoms, other.atoms), (self.systems, other.systems)):
             if mine.keys() != theirs.keys():
@@ -346,7 +348,7 @@ class Batch:
 
     def info_json(self) -> str:
         """The free-form info as JSON; what JSON cannot say becomes text."""
-        return json.dumps(self.info, default=str)
+        return json.dumps(plain(self.info))
 
     def with_ids(self, ids: Sequence[str]) -> Batch:
         """The same systems under other ids."""
@@ -392,14 +394,44 @@ def _to_tensor(value: np.ndarray) -> Tensor:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal values, NaN equal to NaN at the same place; 0.0 equals -0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    a, b = a.contiguous().cpu(), b.contiguous().cpu()
+    a, b = a.detach().cpu(), b.detach().cpu()
+    same = a == b
     if a.is_floating_point():
-        return bool(torch.equal(torch.nan_to_num(a, nan=0.0), torch.nan_to_num(b, nan=0.0))) and bool(
-            torch.equal(torch.isnan(a), torch.isnan(b))
-        )
-    return bool(torch.equal(a, b))
+        same |= torch.isnan(a) & torch.isnan(b)
+    return bool(same.all())
 
 
-__all__ = ["FIELDS", "REQUIRED", "Batch", "BatchError", "Field", "declare_field", "fill_rows"]
+def plain(value: Any) -> Any:
+    """A value as JSON gives it back: numbers, text, lists and dicts with text keys.
+
+    Arrays become lists, NumPy scalars numbers, tuples lists. What is none of these becomes its ``str``.
+    A batch whose info went through this is equal to itself after a hand-off file.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    return str(value)
+
+
+def _same_info(a: Any, b: Any) -> bool:
+    """Equal free-form data; NaN equals NaN, and arrays are compared by value."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same_info(v, b[k]) for k, v in a.items())
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_same_info(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, np.ndarray | Tensor) or isinstance(b, np.ndarray | Tensor):
+        return type(a) is type(b) and _same_info(a.tolist(), b.tolist())
+    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and a != a and b != b)
+
+
+__all__ = ["FIELDS", "REQUIRED", "Batch", "BatchError", "Field", "declare_field", "fill_rows", "plain"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .batch import FIELDS, Batch, BatchError
+from .batch import FIELDS, Batch, BatchError, plain
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -28,8 +28,12 @@ _STATE = {"velocities", "forces", "energies", "masses", "atom_id", "reference"}
 def from_atoms(atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None) -> Batch:
     """A batch of these structures.
 
-    Numeric per-atom arrays travel as per-atom fields, except that an array named like a field that the project
-    keeps itself (forces, reference …) is refused by name. `Atoms.info` is carried as info.
+    Numeric per-atom arrays travel as per-atom fields, except those named like a field that the project keeps itself
+    (forces, reference …). What JSON can say of `Atoms.info` is carried as info: arrays become lists. See
+    `not_taken_along` for the rest.
+
+    Raises:
+        BatchError: not as many ids as structures.
     """
     structures: list[Atoms] = [atoms] if hasattr(atoms, "get_positions") else list(atoms)  # type: ignore[list-item]
     if ids is None:
@@ -62,12 +66,16 @@ def _one(atoms: Atoms, system_id: str) -> Batch:
         "rotation": rotation[None],
         "step": np.zeros(1, dtype=np.int64),
     }
-    info = {k: v for k, v in atoms.info.items() if isinstance(k, str)}
+    info = {k: plain(v) for k, v in atoms.info.items() if _is_plain(k, v)}
     return Batch([system_id], [n], _tensors(per_atom), _tensors(per_system), [info])
 
 
 def not_taken_along(atoms: Atoms) -> list[str]:
-    """Names of what a structure carries and a batch does not: text arrays, constraints, a calculator's results."""
+    """Names of what a structure carries and a batch does not.
+
+    Text arrays, arrays named like a field of ours, constraints, a calculator's results, a displaced cell, and info
+    that JSON cannot say.
+    """
     left = [
         name
         for name, values in atoms.arrays.items()
@@ -79,6 +87,7 @@ def not_taken_along(atoms: Atoms) -> list[str]:
         left.extend(f"calculator result {name!r}" for name in atoms.calc.results)
     if np.any(atoms.get_celldisp()):
         left.append("celldisp")
+    left.extend(f"info {k!r}" for k, v in atoms.info.items() if not _is_plain(k, v))
     return left
 
 
@@ -129,19 +138,56 @@ def lower_triangular(cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         (lower, rotation): ``lower = cell @ rotation`` with zeros above the diagonal, rotation proper (det +1).
-        Vectors as rows turn as ``v @ rotation``. Cells with fewer than three independent vectors (molecules,
-        slabs without a vacuum vector) are returned as they are, with the identity; so is a left-handed cell's
-        third diagonal element negative rather than the structure mirrored.
+        Vectors as rows turn as ``v @ rotation``. Vectors of no length (molecules, slabs without a vacuum vector)
+        stay so, and the others turn as if the missing ones stood perpendicular to them. A left-handed cell keeps
+        its hand: its third diagonal element is negative, as mirroring would change the structure. Vectors that
+        depend on each other span no cell and are returned as they are, with the identity.
     """
-    if np.linalg.matrix_rank(cell) < 3 or np.allclose(cell, np.tril(cell), rtol=0, atol=0):
+    full = _completed(cell)
+    if np.linalg.matrix_rank(full) < 3:
         return cell.copy(), np.eye(3)
-    q, r = np.linalg.qr(cell.T)
-    signs = np.sign(np.diag(r))
-    q, r = q * signs, signs[:, None] * r
-    if np.linalg.det(q) < 0:
-        # A left-handed cell: turning cannot make its diagonal positive, mirroring would change the structure.
-        q[:, 2], r[2] = -q[:, 2], -r[2]
-    return np.tril(r.T), q
+    if not np.triu(full, 1).any() and full[0, 0] > 0 and full[1, 1] > 0:
+        return cell.copy(), np.eye(3)
+    rotation, upper = np.linalg.qr(full.T)
+    signs = np.where(np.diag(upper) < 0, -1.0, 1.0)
+    rotation, upper = rotation * signs, signs[:, None] * upper
+    if np.linalg.det(rotation) < 0:
+        rotation[:, 2], upper[2] = -rotation[:, 2], -upper[2]
+    return np.tril(upper.T) * np.any(cell, axis=1)[:, None], rotation
+
+
+def _completed(cell: np.ndarray) -> np.ndarray:
+    """The cell with each vector of no length replaced by a unit vector perpendicular to the others."""
+    full = np.array(cell, dtype=float)
+    missing = [k for k in range(3) if not full[k].any()]
+    if len(missing) == 3:
+        return np.eye(3)
+    if len(missing) == 2:
+        present = ({0, 1, 2} - set(missing)).pop()
+        # Any perpendicular will do; that of the least component is well conditioned.
+        unit = np.eye(3)[int(np.argmin(np.abs(full[present])))]
+        after = (present + 1) % 3
+        full[after] = _unit(np.cross(full[present], unit))
+        missing = [k for k in missing if k != after]
+    for k in missing:
+        full[k] = _unit(np.cross(full[(k + 1) % 3], full[(k + 2) % 3]))
+    return full
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    norm = float(np.linalg.norm(vector))
+    return vector / norm if norm > 0 else vector
+
+
+def _is_plain(key: Any, value: Any) -> bool:
+    """Whether JSON can say an item of info."""
+    if isinstance(value, np.ndarray):
+        return isinstance(key, str) and value.dtype.kind in "fiubU"
+    if isinstance(value, dict):
+        return isinstance(key, str) and all(_is_plain(str(k), v) for k, v in value.items())
+    if isinstance(value, list | tuple | set):
+        return isinstance(key, str) and all(_is_plain(key, v) for v in value)
+    return isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str | np.generic))
 
 
 def _is_numeric(values: Any) -> bool:
