@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from .domain.reading import Structures, read
     from .domain.runner import DomainParallel
     from .pipeline.campaign import Campaign, resume
+    from .pipeline.errors import CampaignError, RecipeError
     from .pipeline.handoff import DamagedFile
-    from .pipeline.recipe import Filter, Recipe, RecipeError
+    from .pipeline.lock import LockedError
+    from .pipeline.recipe import Filter, Recipe
     from .pipeline.results import open_campaign
     from .stages.ensembles import NPT, NVE, NVT
     from .stages.equilibrate import Equilibrate
@@ -36,12 +38,14 @@ _HOME = {
     "Batch": ".domain.batch",
     "BatchError": ".domain.batch",
     "Campaign": ".pipeline.campaign",
+    "CampaignError": ".pipeline.errors",
     "DamagedFile": ".pipeline.handoff",
     "DomainParallel": ".domain.runner",
     "Equilibrate": ".stages.equilibrate",
     "Field": ".domain.batch",
     "Filter": ".pipeline.recipe",
     "Heat": ".stages.heat",
+    "LockedError": ".pipeline.lock",
     "Mesh": ".domain.mesh",
     "MeshError": ".domain.mesh",
     "NPT": ".stages.ensembles",
@@ -49,7 +53,7 @@ _HOME = {
     "NVT": ".stages.ensembles",
     "Produce": ".stages.produce",
     "Recipe": ".pipeline.recipe",
-    "RecipeError": ".pipeline.recipe",
+    "RecipeError": ".pipeline.errors",
     "Relax": ".stages.relax",
     "Stage": ".stages.stage",
     "Status": ".stages.stage",
@@ -70,12 +74,14 @@ __all__ = [  # noqa: RUF022 (types first, as `_HOME` has them, then functions)
     "Batch",
     "BatchError",
     "Campaign",
+    "CampaignError",
     "DamagedFile",
     "DomainParallel",
     "Equilibrate",
     "Field",
     "Filter",
     "Heat",
+    "LockedError",
     "Mesh",
     "MeshError",
     "NPT",
