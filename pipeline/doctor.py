@@ -18,13 +18,12 @@ from pathlib import Path
 
 import psutil
 
+from .filesystem import file_system_type, is_network_file_system
+
 #: Seconds that a 2-rank group may take to form and answer, process start included.
 GROUP_SECONDS = 60.0
 #: Below this much free space a campaign of any size is likely to fill the disk.
 LOW_DISK_GIB = 5.0
-#: File systems whose locks or renames span machines; the others exist on one host only.
-SHARED_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "panfs", "weka", "9p", "fuse")
-
 _PACKAGES = (
     *("mattermill", "torch", "warp-lang", "numpy", "ase", "vesin", "nvalchemi-toolkit-ops"),
     *("dask", "distributed", "xarray", "netCDF4", "bokeh"),
@@ -172,12 +171,12 @@ def disk(folder: Path) -> Check:
 
 def file_system(folder: Path) -> Iterator[Check]:
     """Whether files here can be renamed in one step, synced, linked and used by SQLite."""
-    kind = _kind(folder)
-    shared = kind.lower().startswith(SHARED_FILE_SYSTEMS)
-    where = (
-        "may be seen by other hosts" if shared else "seen by this host only: workers on other hosts need a shared one"
-    )
-    yield Check("file system", Verdict.OK if shared else Verdict.NOTE, f"{kind}, {where}")
+    kind = file_system_type(folder) or "unknown"
+    if is_network_file_system(folder):
+        yield Check("file system", Verdict.OK, f"{kind}, other hosts may see it too")
+    else:
+        remedy = "workers on other hosts need a shared one"
+        yield Check("file system", Verdict.NOTE, f"{kind}, seen by this host only: {remedy}")
     try:
         with tempfile.TemporaryDirectory(prefix=".mattermill-doctor-", dir=folder) as name:
             for check, test in (("rename and sync", _rename), ("SQLite", _sqlite), ("hard links", _link)):
@@ -281,12 +280,6 @@ def _existing(folder: Path) -> Path:
     while not folder.is_dir():
         folder = folder.parent
     return folder
-
-
-def _kind(folder: Path) -> str:
-    """The type of the file system a folder lies on: that of the deepest mount point above it."""
-    mounts = [p for p in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(p.mountpoint)]
-    return max(mounts, key=lambda p: len(p.mountpoint)).fstype if mounts else "unknown"
 
 
 def _version(name: str) -> str | None:

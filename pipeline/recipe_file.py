@@ -12,7 +12,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -44,6 +44,19 @@ def load_recipe(path: str | Path) -> Recipe:
     else:
         problem = "it defines no `recipe`: add a line `recipe = mattermill.Recipe(...)`"
     raise RecipeFileError(f"{path} is not a recipe file: {problem}")
+
+
+def structures_of(path: str | Path) -> Any:
+    """What the recipe file defines as ``structures``: anything `mattermill.read` takes, or a function that returns it.
+
+    Raises:
+        RecipeFileError: it defines none.
+    """
+    module = sys.modules.get(module_name(Path(path))) or load_module(Path(path))
+    found = getattr(module, "structures", None)
+    if found is None:
+        raise RecipeFileError(f"{path} defines no `structures` of its own: name structure files behind it")
+    return found() if callable(found) else found
 
 
 def load_module(path: Path) -> ModuleType:
