@@ -11,6 +11,7 @@ take (n, 3) float64 tensors as ``wp.array(dtype=wp.vec3d)``, and launch it with 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import warp as wp
 from torch import Tensor
 
 # Quiet before init: the banner and compilation messages would land in users' and Dask workers' logs.
-wp.config.quiet = True
+wp.config.log_level = wp.LOG_WARNING
 wp.init()
 wp.set_module_options({"enable_backward": False})
 
@@ -213,3 +214,24 @@ def place_images(
         cells: float64, (systems, 3, 3), lattice vectors as rows.
     """
     launch(_place_images, image.shape[0], positions, image, source, shift, system, cells)
+
+
+def warm(device: str = "cpu", modules: Iterable[str] = ()) -> None:
+    """Compile (or load from Warp's cache on disk) every kernel of this package now, rather than at first use.
+
+    Args:
+        device: where the kernels will run, "cpu" or "cuda:0".
+        modules: names of further Python modules with kernels, such as "mattermill.domain.rng".
+
+    Compiling everything takes some seconds per module the first time on a machine, milliseconds later. Warp keeps its
+    cache in ~/.cache/warp/<version>, or where WARP_CACHE_PATH says; several ranks may compile at once.
+    """
+    from importlib import import_module
+
+    from .models.lj_kernels import all_pair_kernels
+
+    for name in modules:
+        import_module(name)
+    wanted = [wp.get_module(name) for name in (__name__, *modules)]
+    wanted += [kernel.module for kernel in all_pair_kernels()]
+    wp.force_load(device, wanted)

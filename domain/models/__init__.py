@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .base import Model, ModelOutput
     from .lennard_jones import LennardJones
-    from .noble_gases import noble_gases
+    from .noble import noble_gases
 
 __all__ = ["LennardJones", "Model", "ModelOutput", "noble_gases"]
 
@@ -19,7 +19,7 @@ _HOME = {
     "LennardJones": "lennard_jones",
     "Model": "base",
     "ModelOutput": "base",
-    "noble_gases": "noble_gases",
+    "noble_gases": "noble",
 }
 
 
