@@ -29,7 +29,9 @@ class Mesh:
     after that the mesh is of no more use and every further call raises at once.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device | str, transport: Transport, store: Any = None) -> None:
+    def __init__(
+        self, rank: int, size: int, device: torch.device | str, transport: Transport, store: Any = None
+    ) -> None:
         self.rank, self.size = rank, size
         self.device = torch.device(device)
         self._transport = transport
@@ -204,7 +206,7 @@ class Mesh:
 
     def all(self, flag: bool) -> bool:
         """Whether the flag is set on every rank."""
-        return self.size == 1 and bool(flag) or all(bool(f) for f in self._flags(flag))
+        return all(bool(f) for f in self._flags(flag))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on some rank."""

@@ -51,9 +51,7 @@ def unpack_rows(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {name: fields[name] for name in like}
 
 
-def migrate_rows(
-    mesh: Mesh, fields: Mapping[str, Tensor], before: np.ndarray, after: np.ndarray
-) -> dict[str, Tensor]:
+def migrate_rows(mesh: Mesh, fields: Mapping[str, Tensor], before: np.ndarray, after: np.ndarray) -> dict[str, Tensor]:
     """Move one system's atoms to their new owners. Collective.
 
     Args:

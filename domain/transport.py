@@ -54,7 +54,9 @@ class GlooTransport:
         try:
             self.group: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, self.timeout)
         except RuntimeError as error:  # gloo raises nothing more specific
-            raise MeshError(f"rank {rank} of {size} could not form a gloo group within {timeout:g} s: {error}") from error
+            raise MeshError(
+                f"rank {rank} of {size} could not form a gloo group within {timeout:g} s: {error}"
+            ) from error
 
     def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
         try:
@@ -202,7 +204,8 @@ class LocalTransport:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    assert tensor.is_contiguous() and tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    assert tensor.device.type == "cpu"
     return memoryview(tensor.detach().reshape(-1).numpy()).cast("B")
 
 

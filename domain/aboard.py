@@ -1,0 +1,240 @@
+"""The systems aboard one rank: their rows, their lists, and how both follow the dynamics.
+
+Everything a system's lists and owners depend on is its own: reference positions, reference cell, the number of ranks.
+So an answer never depends on who else is aboard, or on how a run was cut into pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from .admission import Loads, check_arrivals, complete, in_order_of_arrival, keep_rows, new_resident
+from .batch import Batch
+from .exchange import Exchange
+from .mesh import Mesh
+from .migrate import gather_system, migrate_rows
+from .refresh import refresh
+from .resident import Resident, Splitting, build_lists, drop_lists, lay_out
+from .skin import Skin
+from .tables import Tables
+
+
+class Aboard:
+    """Owned atoms and lists of all residents on this rank. Methods are collective unless they say otherwise.
+
+    Attributes:
+        batch: owned atoms, as `State.batch`.
+        residents: one record per system, in the batch's order, alike on every rank.
+        tables: the assembled neighbourhood.
+        rebuilds: how often lists of a system were rebuilt in flight (arrivals not counted).
+    """
+
+    def __init__(self, mesh: Mesh, splitting: Splitting, cutoff: float) -> None:
+        self.mesh, self.splitting = mesh, splitting
+        self.batch = Batch.empty()
+        self.residents: list[Resident] = []
+        self.skin = Skin(cutoff, splitting.reach, mesh.device)
+        self.tables = Tables([], mesh.rank, mesh.device)
+        self.exchange: Exchange | None = None
+        self.rebuilds = 0
+
+    # --- coming and going --------------------------------------------------------------------------------------
+
+    def add(self, whole: Batch) -> None:
+        """Take whole systems aboard, which every rank holds in full; each rank keeps its part."""
+        whole = complete(whole.to(self.mesh.device))
+        loads = Loads(self.mesh.size, self.residents)
+        arrivals = []
+        for s in range(len(whole)):
+            resident = new_resident(whole, s, self.splitting, loads)
+            span = slice(int(whole.ptr[s]), int(whole.ptr[s + 1]))
+            reference = whole.reference[span].cpu().numpy()[resident.order]
+            layout = lay_out(resident, reference, whole.reference_cell[s].cpu().numpy(), self.splitting)
+            ranks = np.array(resident.domain_ranks(layout.grid.n_domains), dtype=np.int32)
+            resident.owners = ranks[layout.domains]
+            build_lists(resident, layout, self.splitting, self.mesh.rank)
+            loads.atoms += np.bincount(resident.owners, minlength=self.mesh.size)
+            arrivals.append(resident)
+        mine = keep_rows(whole, arrivals, self.mesh.rank)
+        self.batch = Batch.concat([self.batch, mine])
+        self.residents += arrivals
+        self._lay_out_anew()
+
+    def drop(self, ids: Sequence[str]) -> None:
+        """Forget these systems. Not collective, but every rank must do it."""
+        gone = set(ids)
+        keep = [s for s, r in enumerate(self.residents) if r.id not in gone]
+        # Rows are copied: a view would keep the memory of those that left.
+        self.batch = self.batch.select(keep).clone() if keep else Batch.empty()
+        self.residents = [self.residents[s] for s in keep]
+        self._lay_out_anew()
+
+    def gather(self, ids: Sequence[str], fields: Sequence[str] | None = None) -> Batch | None:
+        """Whole systems on the lead, atoms in the order in which they came in; None elsewhere."""
+        index = [self.index(i) for i in ids]
+        chosen = self.batch.select(index)
+        if fields is not None:
+            chosen = chosen.without([n for n in (*chosen.atoms, *chosen.systems) if n not in fields])
+        residents = [self.residents[s] for s in index]
+        atoms = chosen.atoms
+        if self.mesh.size > 1 and atoms:
+            owners = np.concatenate([r.owners for r in residents]) if residents else np.zeros(0, dtype=np.int32)
+            gathered = gather_system(self.mesh, atoms, owners)
+            if gathered is None:
+                return None
+            atoms = gathered
+        elif not self.mesh.is_lead:
+            return None
+        atoms = in_order_of_arrival(atoms, residents)
+        systems = {k: v.clone() for k, v in chosen.systems.items()}
+        return Batch(chosen.ids, [r.n_atoms for r in residents], atoms, systems, [dict(i) for i in chosen.info])
+
+    def index(self, system_id: str) -> int:
+        for s, resident in enumerate(self.residents):
+            if resident.id == system_id:
+                return s
+        raise ValueError(f"no system {system_id!r} is aboard; there are: {', '.join(r.id for r in self.residents)}")
+
+    def check(self, batch: Batch) -> None:
+        """ValueError for systems that can't come aboard. Not collective."""
+        check_arrivals(batch, [r.id for r in self.residents])
+
+    # --- following the dynamics --------------------------------------------------------------------------------
+
+    def refresh(self) -> list[int]:
+        """Bring the model's positions up to date with the state, rebuilding lists that are used up.
+
+        Returns:
+            Systems that have just broken: positions or cell not finite, or a move beyond all reason.
+        """
+        if not self.residents:
+            return []
+        worst = self._follow()
+        due = np.flatnonzero(~(worst <= 1.0))
+        if not len(due):
+            return []
+        broken = [int(s) for s in due if not np.isfinite(worst[s]) and self.residents[s].broken is None]
+        for s in broken:
+            self.residents[s].broken = "positions or cell became non-finite, or an atom moved beyond all reason"
+        self._thaw()
+        self._rebuild([int(s) for s in due])
+        return broken
+
+    def _follow(self) -> np.ndarray:
+        """Model positions from the state, ghosts from their owners; the worst displacement of each system anywhere."""
+        b = self.batch
+        self._thaw()
+        self.skin.update(b.cell, b.reference_cell, b.pbc)
+        worst = self.skin.start.clone()
+        t = self.tables
+        refresh(
+            t.n_owned, b.positions, b.reference, b.cell, self.skin.deformation, self.skin.scale, t.system, t.source,
+            t.net, t.nb.positions, worst,
+        )  # fmt: skip
+        # On a device this waits for it: the decision must be made before forces are computed.
+        header = worst.cpu().numpy()
+        return header if self.exchange is None else self.exchange.run(b.positions, b.cell, header)
+
+    def _thaw(self) -> None:
+        """Broken systems stand at their reference, the last configuration that was sound, until they are released."""
+        for s, resident in enumerate(self.residents):
+            if resident.broken is not None:
+                rows = slice(int(self.tables.owned_at[s]), int(self.tables.owned_at[s] + self.tables.owned[s]))
+                self.batch.positions[rows] = self.batch.reference[rows]
+                self.batch.cell[s] = self.batch.reference_cell[s]
+                self.hush(s)
+
+    def hush(self, s: int) -> None:
+        """Nothing moves a broken system."""
+        rows = slice(int(self.tables.owned_at[s]), int(self.tables.owned_at[s] + self.tables.owned[s]))
+        for name in ("velocities", "forces"):
+            self.batch.atoms[name][rows] = 0.0
+
+    def _rebuild(self, due: Sequence[int]) -> None:
+        """New reference, owners and lists for these systems; then positions and ghosts over again."""
+        fits = True
+        for s in due:
+            fits &= self._rebuild_one(s)
+        self.rebuilds += len(due)
+        self.skin.forget()
+        if not fits:
+            self._lay_out_anew()
+        else:
+            self._lists_changed()
+        # Those whose lists need rebuilding at once again (no skin at all) have just had it.
+        self._follow()
+
+    def _rebuild_one(self, s: int) -> bool:
+        """False if the tables must be laid out anew."""
+        resident = self.residents[s]
+        rows = self._rows(s)
+        self.batch.reference[rows] = self.batch.positions[rows]
+        self.batch.reference_cell[s] = self.batch.cell[s]
+        cell = self.batch.cell[s].cpu().numpy()
+        rank = self.mesh.rank
+        fits = True
+        if not resident.divisible:
+            if resident.ranks[0] != rank:
+                drop_lists(resident)
+                return True
+            layout = lay_out(resident, self.batch.reference[rows].cpu().numpy(), cell, self.splitting)
+        else:
+            layout = lay_out(resident, self._reference_everywhere(s), cell, self.splitting)
+            ranks = np.array(resident.domain_ranks(layout.grid.n_domains), dtype=np.int32)
+            owners = ranks[layout.domains]
+            if not np.array_equal(owners, resident.owners):
+                fits = not self._migrate(s, owners)
+        build_lists(resident, layout, self.splitting, rank)
+        return fits and self.tables.write(s, resident)
+
+    def _rows(self, s: int) -> slice:
+        start = int(self.batch.counts[:s].sum())
+        return slice(start, start + int(self.batch.counts[s]))
+
+    def _reference_everywhere(self, s: int) -> np.ndarray:
+        """Reference positions of all atoms of a system, by place, (n, 3)."""
+        resident = self.residents[s]
+        counts = np.bincount(resident.owners, minlength=self.mesh.size).tolist()
+        parts = self.mesh.gather_known_rows(self.batch.reference[self._rows(s)].cpu(), counts)
+        whole = np.empty((resident.n_atoms, 3))
+        whole[np.argsort(resident.owners, kind="stable")] = torch.cat(parts).numpy()
+        return whole
+
+    def _migrate(self, s: int, owners: np.ndarray) -> bool:
+        """Move atoms to their new owners; True, since rows here may have changed even if their number did not."""
+        resident, b = self.residents[s], self.batch
+        rows = self._rows(s)
+        moved = migrate_rows(self.mesh, {k: v[rows] for k, v in b.atoms.items()}, resident.owners, owners)
+        resident.owners = owners
+        counts = b.counts.copy()
+        counts[s] = int(np.count_nonzero(owners == self.mesh.rank))
+        atoms = {k: torch.cat([v[: rows.start], moved[k], v[rows.stop :]]) for k, v in b.atoms.items()}
+        self.batch = Batch(b.ids, counts, atoms, b.systems, b.info)
+        return True
+
+    def _lay_out_anew(self) -> None:
+        self.tables = Tables(self.residents, self.mesh.rank, self.mesh.device)
+        self.skin.forget()
+        self._lists_changed()
+
+    def _lists_changed(self) -> None:
+        self.tables.renew()
+        if self.mesh.size > 1 and self.residents:
+            self.exchange = Exchange(self.mesh, self.residents, self.tables)
+        else:
+            self.exchange = None
+
+    @property
+    def any_halo(self) -> bool:
+        """Whether any system lies on several ranks, the same on all of them."""
+        return any(r.grid.n_domains > 1 for r in self.residents if r.divisible)
+
+    @property
+    def broken(self) -> dict[str, str]:
+        return {r.id: r.broken for r in self.residents if r.broken is not None}
+
+
+__all__ = ["Aboard"]

@@ -1,0 +1,152 @@
+"""A resident: what every rank knows about one system aboard, and this rank's lists for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .halo import NO_HALO, HaloPlan, plan_halo
+from .neighbors import SystemList, build_system_list
+from .partition import WHOLE, Frame, RankGrid, grid_for
+
+_NO_LIST = SystemList(
+    0, 0, np.zeros(0, np.int32), np.zeros((0, 3), np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32),
+    np.zeros(0, np.int32),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How systems may be divided over ranks.
+
+    Attributes:
+        size: ranks there are.
+        reach: Å, cutoff + skin.
+        split_atoms: a rank is only added for every so many atoms.
+        grid: domains per axis for every system, or None to choose.
+    """
+
+    size: int
+    reach: float
+    split_atoms: int = 500
+    grid: tuple[int, int, int] | None = None
+
+    def divisible(self, n_atoms: int) -> bool:
+        """Whether a system of so many atoms may ever lie on more than one rank."""
+        if self.size == 1:
+            return False
+        if self.grid is not None:
+            return self.grid != (1, 1, 1)
+        return n_atoms >= 2 * max(self.split_atoms, 1)
+
+
+@dataclass
+class Resident:
+    """One system aboard. Atoms are numbered by their place: ascending atom id.
+
+    Attributes:
+        id: the system's id.
+        atom_ids: int64, (n,), ascending.
+        numbers: int32, (n,), atomic numbers by place.
+        pbc: (3,) bool.
+        order: int64, (n,): place of each atom in the order in which the system came in.
+        ranks: ranks in the order in which this system takes them; company decides it, the results do not feel it.
+        divisible: whether it may lie on several ranks; if not it stays on ranks[0].
+        owners: int32, (n,), owning rank by place.
+        grid, image, halo, list: as of the last rebuild; image int32 (owned here, 3).
+        broken: why the system can't go on, once it can't.
+    """
+
+    id: str
+    atom_ids: np.ndarray
+    numbers: np.ndarray
+    pbc: np.ndarray
+    order: np.ndarray
+    ranks: tuple[int, ...]
+    divisible: bool
+    owners: np.ndarray
+    grid: RankGrid = WHOLE
+    image: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int32))
+    halo: HaloPlan = NO_HALO
+    list: SystemList = field(default_factory=lambda: _NO_LIST)
+    broken: str | None = None
+
+    @property
+    def n_atoms(self) -> int:
+        return len(self.atom_ids)
+
+    def held(self, rank: int) -> np.ndarray:
+        """Places of the atoms a rank owns, ascending."""
+        return np.flatnonzero(self.owners == rank)
+
+    def domain_ranks(self, n_domains: int) -> tuple[int, ...]:
+        """The rank of each domain, ascending: sums over ranks then run in the order of the domains."""
+        return tuple(sorted(self.ranks[:n_domains]))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the atoms of a system belong, from its reference: a pure function, the same on every rank."""
+
+    frame: Frame
+    grid: RankGrid
+    fractional: np.ndarray
+    image: np.ndarray
+    domains: np.ndarray
+    wrapped: np.ndarray
+
+
+def lay_out(resident: Resident, reference: np.ndarray, cell: np.ndarray, splitting: Splitting) -> Layout:
+    """Grid, owners' domains and wrapped positions of all atoms in `reference` (n, 3), ordered by place."""
+    frame = Frame.of(cell, resident.pbc)
+    fractional, image = frame.wrap(reference)
+    grid = WHOLE
+    if resident.divisible:
+        grid = grid_for(
+            frame, fractional, splitting.size, splitting.reach, split_atoms=splitting.split_atoms, grid=splitting.grid
+        )
+    return Layout(frame, grid, fractional, image, grid.owners(fractional), shifted(reference, -image, frame.box))
+
+
+def shifted(positions: np.ndarray, shift: np.ndarray, box: np.ndarray) -> np.ndarray:
+    """positions + shift @ box, in plain products and sums as in the kernels."""
+    moved = positions
+    for axis in range(3):
+        moved = moved + shift[:, axis, None] * box[axis]
+    return moved
+
+
+def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: int) -> None:
+    """Halo plan and neighbour list of one rank, for owners that are in place already."""
+    grid, box = layout.grid, layout.frame.box
+    ranks = resident.domain_ranks(grid.n_domains)
+    held = resident.held(rank)
+    resident.grid, resident.image = grid, layout.image[held]
+    margin = splitting.reach / layout.frame.heights
+    halo = plan_halo(grid, layout.fractional, layout.domains, margin, ranks, rank)
+    if len(halo.ghost_atoms) and not len(held):
+        # A rank that owns no atom of the system needs to see none; those who would send find out the same way.
+        halo = HaloPlan(halo.ghost_atoms[:0], halo.ghost_shifts[:0], {}, halo.sends)
+    empty = set(range(splitting.size)) - set(np.unique(resident.owners).tolist())
+    halo = HaloPlan(
+        halo.ghost_atoms, halo.ghost_shifts, halo.receives, {p: s for p, s in halo.sends.items() if p not in empty}
+    )
+    resident.halo = halo
+    ghosts = shifted(layout.wrapped[halo.ghost_atoms], halo.ghost_shifts, box)
+    resident.list = build_system_list(
+        np.concatenate([layout.wrapped[held], ghosts]),
+        len(held),
+        box,
+        layout.frame.periodic & ~np.array(grid.split),
+        splitting.reach,
+        np.concatenate([resident.atom_ids[held], resident.atom_ids[halo.ghost_atoms]]),
+    )
+
+
+def drop_lists(resident: Resident) -> None:
+    """Of a whole system on a rank that is not its: nothing."""
+    resident.image, resident.halo, resident.list = np.zeros((0, 3), dtype=np.int32), NO_HALO, _NO_LIST
+
+
+__all__ = ["Layout", "Resident", "Splitting", "build_lists", "drop_lists", "lay_out", "shifted"]

@@ -1,0 +1,292 @@
+"""DomainParallel: wraps any propagator and owns the step, on one rank or many, for one system or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .aboard import Aboard
+from .batch import Batch
+from .exchange import fold_images
+from .hooks import Hook, HookSet, Point
+from .mesh import Mesh
+from .models.base import Model, ModelOutput
+from .partition import check_grid
+from .resident import Splitting
+from .state import Propagator, State
+from .units import volume
+
+
+class DomainParallel:
+    """Steps a batch of systems, each divided over the ranks of a mesh as suits it.
+
+    Args:
+        model: computes forces; its cutoff (times hops) and `skin` set the reach of lists and ghosts.
+        propagator: an integrator or optimizer, see `Propagator`.
+        mesh: this rank's view of the ranks; None is one rank on the CPU.
+        skin: Å beyond the cutoff; lists and ghosts last until an atom has moved about half of it.
+        hooks: `Hook` objects, or functions to be called after every step with the rank's `State`.
+        grid: domains per axis for every system, (px, py, pz); None lets each system's shape decide.
+        split_atoms: a system takes another rank only for every so many atoms.
+
+    Every method is collective: all ranks of the mesh call it in the same order. The answer is a function of a system's
+    own state: at an equal rank grid it has the same bits in any company and however often a run was interrupted.
+
+    Raises:
+        ValueError: a skin that is negative, a grid that does not fit the mesh.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        propagator: Propagator,
+        mesh: Mesh | None = None,
+        *,
+        skin: float = 1.0,
+        hooks: Sequence[Hook | Callable[[Any], Any]] = (),
+        grid: Sequence[int] | None = None,
+        split_atoms: int = 500,
+    ) -> None:
+        if skin < 0:
+            raise ValueError(f"skin must not be negative, is {skin} Å")
+        if split_atoms < 1:
+            raise ValueError(f"split_atoms must be at least 1, is {split_atoms}")
+        self.model, self.propagator = model, propagator
+        self.mesh = mesh or Mesh.single()
+        range_ = model.cutoff * model.hops
+        forced = None if grid is None else check_grid(grid, self.mesh.size)
+        self._aboard = Aboard(self.mesh, Splitting(self.mesh.size, range_ + skin, split_atoms, forced), range_)
+        self._hooks = HookSet(hooks)
+        self.steps = 0
+        self.state = self._new_state()
+        self._want = (False, False)
+        self._has = (True, True)  # whether energy and stress belong to the present positions
+
+    # --- coming and going --------------------------------------------------------------------------------------
+
+    def partition(self, batch: Batch | None) -> None:
+        """Take whole systems aboard: the lead passes the batch, the others None. Forces are ready afterwards."""
+        self.admit(batch)
+
+    def admit(self, batch: Batch | None) -> None:
+        """As `partition`, also while others are under way; they are not affected, to the last bit.
+
+        A system that carries a reference (because it was aboard before) gets the very lists it had.
+
+        Raises:
+            ValueError: on every rank: an id that is aboard already, positions that are not finite, a cell that is none.
+        """
+        whole = self.mesh.broadcast_object(self._checked(batch) if self.mesh.is_lead else None)
+        if not whole:
+            return
+        self._aboard.add(whole)
+        self._sync()
+        stress = self.propagator.needs_stress
+        self._bring_up_to_date()
+        self._compute(energy=False, stress=stress)
+
+    def _checked(self, batch: Batch | None) -> Batch | Exception | None:
+        """The batch, ready to come aboard, or what is wrong with it: that is told to every rank."""
+        if not batch:
+            return None
+        try:
+            self._aboard.check(batch)
+            return self.propagator.prepare(batch)
+        except Exception as error:  # raised again on all ranks by broadcast_object
+            return error
+
+    def release(self, ids: Sequence[str]) -> Batch | None:
+        """Hand whole systems over to the lead, as `gather` does, and forget them."""
+        whole = self.gather(ids)
+        self._aboard.drop(ids)
+        self._sync()
+        return whole
+
+    def gather(
+        self, ids: Sequence[str] | None = None, fields: Sequence[str] | None = None, *, refresh: bool = True
+    ) -> Batch | None:
+        """Whole systems on the lead, None on the others: atoms in their first order, positions unwrapped.
+
+        Args:
+            ids: which; default all. fields: names of fields; default all.
+            refresh: compute energy and stress if they are out of date and asked for.
+        """
+        ids = self.ids if ids is None else tuple(ids)
+        if refresh and (fields is None or {"energy", "energies", "stress"} & set(fields)):
+            self.energies()
+        whole = self._aboard.gather(ids, fields)
+        if whole is not None:
+            self._blank_stale(whole)
+        return whole
+
+    def _blank_stale(self, whole: Batch) -> None:
+        """What does not belong to the present positions is not handed out."""
+        for names, fresh in ((("energy", "energies"), self._has[0]), (("stress",), self._has[1])):
+            for name in names:
+                if not fresh and name in whole:
+                    getattr(whole, name).fill_(torch.nan)
+
+    def close(self) -> None:
+        """Let go of all systems; twice is fine. The mesh stays open: it belongs to whoever made it."""
+        if self._aboard.residents:
+            self._aboard.drop(self.ids)
+            self._sync()
+
+    def __enter__(self) -> DomainParallel:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Systems aboard."""
+        return self._aboard.batch.ids
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Systems that can't go on, and why. They stand still, at their last reference positions and at rest, until
+        they are released; energy and forces are then those of that configuration only after `energies`."""
+        return self._aboard.broken
+
+    @property
+    def rebuilds(self) -> int:
+        """Neighbour lists rebuilt in flight so far, over all systems."""
+        return self._aboard.rebuilds
+
+    @property
+    def grids(self) -> dict[str, tuple[int, int, int]]:
+        """Domains per axis of each system on this rank."""
+        return {r.id: r.grid.dims for r in self._aboard.residents}
+
+    # --- stepping ----------------------------------------------------------------------------------------------
+
+    def want(self, *, energy: bool = False, stress: bool = False) -> None:
+        """Have energy or stress computed in the next step. Not communicated: all ranks must want the same."""
+        self._want = (self._want[0] or energy, self._want[1] or stress)
+
+    def step(self) -> np.ndarray | None:
+        """One step of every system aboard; returns what the propagator says has converged, bool (systems,)."""
+        if not self.ids:
+            return None
+        at = self.steps + 1
+        self._call(Point.BEFORE_STEP, at)
+        self._call(Point.BEFORE_PRE_UPDATE, at)
+        self.propagator.pre_update(self.state)
+        self._call(Point.AFTER_PRE_UPDATE, at)
+        self._bring_up_to_date()
+        self._call(Point.BEFORE_COMPUTE, at)
+        self._compute(*self._wanted(at))
+        self._call(Point.AFTER_COMPUTE, at)
+        self._call(Point.BEFORE_POST_UPDATE, at)
+        self.propagator.post_update(self.state)
+        self._count(at)
+        self._call(Point.AFTER_POST_UPDATE, at)
+        self._call(Point.AFTER_STEP, at)
+        converged = self.propagator.converged(self.state)
+        if converged is not None and converged.any():
+            self._call(Point.ON_CONVERGE, at)
+        return converged
+
+    def run(self, steps: int, *, until_converged: bool = False) -> np.ndarray | None:
+        """`steps` steps, or fewer if `until_converged` and every system that is not broken has converged."""
+        converged = None
+        for _ in range(steps):
+            converged = self.step()
+            if until_converged and converged is not None:
+                broken = self.broken
+                if all(c or i in broken for c, i in zip(converged.tolist(), self.ids, strict=True)):
+                    break
+        return converged
+
+    def energies(self) -> None:
+        """Make `batch.energy`, `energies` and `stress` belong to the present positions, if they do not."""
+        if self.ids and not all(self._has):
+            self._compute(energy=True, stress=True)
+
+    # --- phases ------------------------------------------------------------------------------------------------
+
+    def _call(self, point: Point, step: int) -> None:
+        self._hooks.run(point, self, step)
+
+    def _wanted(self, step: int) -> tuple[bool, bool]:
+        energy, stress = self._hooks.wants(step)
+        wanted = (energy or self._want[0], stress or self._want[1] or self.propagator.needs_stress)
+        self._want = (False, False)
+        return wanted
+
+    def _bring_up_to_date(self) -> None:
+        """Ghosts, model positions, and lists where they are used up; atoms may change rank."""
+        rebuilds = self._aboard.rebuilds
+        self._aboard.refresh()
+        if self._aboard.rebuilds != rebuilds:
+            self._sync()
+
+    def _compute(self, energy: bool, stress: bool) -> None:
+        """Forces of the present positions, ghosts' folded home; energy and stress where wanted."""
+        out = self.model.compute(self._aboard.tables.nb, energy=energy, stress=stress)
+        self.state.batch.atoms["forces"] = self._folded(out)
+        self._has = (energy, stress)
+        if energy or stress:
+            self._sum_up(out, energy, stress)
+
+    def _folded(self, out: ModelOutput) -> torch.Tensor:
+        if not self.model.folds_ghosts:
+            return out.forces
+        tables, exchange = self._aboard.tables, self._aboard.exchange
+        forces = fold_images(out.forces, tables.source, tables.n_owned)
+        if exchange is not None and self._aboard.any_halo:
+            forces = exchange.fold(forces)
+        return forces[: tables.n_owned].contiguous()
+
+    def _sum_up(self, out: ModelOutput, energy: bool, stress: bool) -> None:
+        """Per-system energy and stress over all ranks, in one collective."""
+        batch, state = self.state.batch, self.state
+        n = len(batch)
+        parts = torch.zeros((n, 10), dtype=torch.float64, device=batch.device)
+        if energy:
+            from .kernels import segment_sum
+
+            assert out.energies is not None
+            batch.atoms["energies"] = out.energies
+            parts[:, 0] = segment_sum(out.energies, state.ptr)
+        if stress:
+            assert out.virial is not None
+            parts[:, 1:] = out.virial.reshape(n, 9)
+        total = self.mesh.sum(parts)
+        if energy:
+            batch.systems["energy"] = total[:, 0].clone()
+        if stress:
+            size = volume(batch.cell)[:, None, None]
+            # A system without a volume has no stress.
+            stresses = torch.where(size > 0, -total[:, 1:].reshape(n, 3, 3) / size, torch.nan)
+            batch.systems["stress"] = stresses
+
+    def _count(self, at: int) -> None:
+        """The step is done: counters of the systems that go on move by one."""
+        self.steps = self.state.steps = at
+        step = self.state.batch.step
+        residents = self._aboard.residents
+        if not any(r.broken for r in residents):
+            step += 1
+            return
+        for s, resident in enumerate(residents):
+            if resident.broken is None:
+                step[s] += 1
+            else:
+                self._aboard.hush(s)
+
+    def _new_state(self) -> State:
+        aboard = self._aboard
+        return State(aboard.batch, self.mesh, aboard.tables.nb.ptr, aboard.tables.nb.system, self.steps)
+
+    def _sync(self) -> None:
+        """The state after rows may have changed. One `State` for a runner's life: hooks and stages may keep it."""
+        fresh, state = self._new_state(), self.state
+        state.batch, state.ptr, state.system = fresh.batch, fresh.ptr, fresh.system
+
+
+__all__ = ["DomainParallel", "Propagator", "State"]
