@@ -118,14 +118,14 @@ def run_rank(task: dict) -> float:
 
     from mattermill.domain.batch import Batch
     from mattermill.domain.mesh import Mesh
-    from mattermill.domain.models import LennardJones
+    from mattermill.domain.models.lennard_jones import LennardJones
     from mattermill.domain.runner import DomainParallel
     from mattermill.stages.integrators.verlet import VelocityVerlet
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", task["port"], is_master=False)
     mesh = Mesh.join(store, task["rank"], task["ranks"], "cpu", timeout=120.0)
-    crystal = bulk("Ar", "fcc", a=LATTICE, cubic=True) * (cells(task["atoms"]),) * 3
+    crystal = bulk("Ar", "fcc", a=LATTICE, cubic=True) * ((cells(task["atoms"]),) * 3)
     MaxwellBoltzmannDistribution(crystal, temperature_K=KELVIN, rng=np.random.default_rng(4711))
     Stationary(crystal)
     assert abs(crystal.get_kinetic_energy() / len(crystal) / (1.5 * units.kB * KELVIN) - 1) < 0.1
@@ -136,8 +136,11 @@ def run_rank(task: dict) -> float:
         truncation="plain",
         dtype=getattr(torch, task["dtype"]),
     )
-    batch = Batch.from_atoms([crystal], ids=["argon"]) if task["rank"] == 0 else None
-    with DomainParallel(model, VelocityVerlet(dt=DT), mesh, skin=SKIN) as runner:
+    batch = None
+    if task["rank"] == 0:
+        timestep = torch.tensor([DT], dtype=torch.float64)
+        batch = Batch.from_atoms([crystal], ids=["argon"]).with_fields(systems={"timestep": timestep})
+    with DomainParallel(model, VelocityVerlet(), mesh, skin=SKIN) as runner:
         runner.partition(batch)
         for _ in range(WARM_UP):
             runner.step()
