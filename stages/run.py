@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..domain.batch import Batch
+from ..domain.mesh import Mesh
+from ..domain.runner import DomainParallel
+from .fields import without_visit
+from .inbox import Inbox
+from .intake import begin, is_under_way
+from .pace import Pace
 from .reporter import NoReporter, Outcome, Reporter, SegmentReport
+from .samples import Recorder
+from .stage import visit_key
+from .status import Status
 
 if TYPE_CHECKING:
-    from ..domain.mesh import Mesh
     from ..domain.models.base import Model
     from .stage import Stage
 
@@ -24,7 +35,10 @@ class StageRun:
         reporter: keeps frames; used on the lead only.
         seed: the campaign's seed; noise is a function of it, the system, the stage's name, the atom and the step.
         max_atoms, max_systems: room aboard; None is no limit. A system larger than max_atoms goes alone.
-        hooks, skin, split_atoms: handed to `DomainParallel`.
+        hooks, skin, grid, split_atoms: handed to `DomainParallel`.
+
+    Raises:
+        ValueError: no model, or a limit below 1.
     """
 
     def __init__(
@@ -38,19 +52,43 @@ class StageRun:
         max_atoms: int | None = None,
         max_systems: int | None = None,
         hooks: Sequence[Any] = (),
-        skin: float | None = None,
-        split_atoms: int | None = None,
+        skin: float = 1.0,
+        grid: Sequence[int] | None = None,
+        split_atoms: int = 500,
     ) -> None:
+        chosen = stage.model if stage.model is not None else model
+        if chosen is None:
+            raise ValueError(f"stage {stage.name!r} needs a model: give it one, or the recipe")
+        self.stage, self.model, self.seed = stage, chosen, seed
+        self.mesh = mesh or Mesh.single()
         self.reporter = reporter or NoReporter()
-        raise NotImplementedError
+        self.runner = DomainParallel(
+            chosen, stage.propagator(), self.mesh, skin=skin, hooks=hooks, grid=grid, split_atoms=split_atoms
+        )
+        self._recorder = Recorder(stage, self.runner, self.reporter)
+        self._inbox = Inbox(self.mesh, max_atoms, max_systems)
+        self._key = visit_key(stage.name)
+        # Of the systems aboard, in the runner's order, alike on every rank: steps of the visit, atoms, seconds.
+        self._steps = np.zeros(0, dtype=np.int64)
+        self._atoms = np.zeros(0, dtype=np.int64)
+        self._seconds = np.zeros(0)
+        self._report = SegmentReport()
+
+    # --- what others call --------------------------------------------------------------------------------------
 
     def admit(self, batch: Batch | None) -> None:
-        """Put systems into the inbox (the lead has the batch, others pass None).
+        """Put systems into the inbox (the lead has the batch, others pass None); they board when there is room.
 
-        A fresh system is checked and prepared; one that carries a visit of this stage (from `resident`) goes on as it is.
-        What fails a check becomes a failed `Outcome` of the next report.
+        A fresh system is checked and prepared; one that carries a visit of this stage (from `resident`) goes on as it
+        is. What fails a check becomes a failed `Outcome` of the next report.
+
+        Raises:
+            ValueError: on every rank, if an id is aboard or waiting already.
         """
-        raise NotImplementedError
+        refused, states = self._inbox.put(batch, self.stage, self.model, self._key, self.runner.ids)
+        for system_id, reason, n_atoms in refused:
+            self._report.outcomes.append(Outcome(system_id, Status.failed, reason, 0, n_atoms))
+        self._report.failed = Batch.concat([self._report.failed, states])
 
     def advance(
         self,
@@ -58,17 +96,162 @@ class StageRun:
         steps: int | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> SegmentReport:
-        """Step until nothing is aboard and the inbox is empty, or until the time, the steps or `should_stop` (asked on the
-        lead, every few steps) say so. Systems from the inbox come aboard in the same step as others leave."""
-        raise NotImplementedError
+        """Step until nothing is aboard and the inbox is empty, or until it is time to stop; report.
+
+        Systems from the inbox board in the same step as others leave. At least one step is taken where there is work.
+
+        Args:
+            seconds: stop after about so many, by the lead's clock.
+            steps: stop after so many.
+            should_stop: asked on the lead every few steps.
+        """
+        pace = Pace(self.mesh, seconds, should_stop)
+        taken = 0
+        self._board()
+        while self.runner.ids and (steps is None or taken < steps):
+            self._step()
+            taken += 1
+            self._settle()
+            self._board()
+            if pace.is_over():
+                break
+        return self._close_report(taken, pace.elapsed)
 
     def resident(self) -> Batch | None:
-        """On the lead: every system aboard or waiting, as a batch that another StageRun of this stage, on any mesh and in any
-        company, continues to the last bit. None elsewhere."""
-        raise NotImplementedError
+        """Every system aboard or waiting, on the lead; None elsewhere.
+
+        Another `StageRun` of this stage, on any mesh and in any company, continues from it to the last bit (at an equal
+        rank grid).
+        """
+        aboard = self.runner.gather() if self.runner.ids else None
+        if not self.mesh.is_lead:
+            return None
+        return Batch.concat([aboard or Batch.empty(), *self._inbox.states()])
 
     def close(self) -> None:
         """Let go of the runner. What is still aboard is dropped: ask `resident` first. Idempotent."""
+        self.runner.close()
+
+    # --- a step ------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Before-step of the stage, one step of the runner, what is due to be recorded, and who leaves."""
+        started = time.perf_counter()
+        state = self.runner.state
+        self.stage.before_step(state)
+        sampled, framed = self._recorder.due(self._steps + 1)
+        if sampled.any() or framed.any():
+            self.runner.want(energy=True, stress=True)
+        self._converged = self.runner.step()
+        self._steps = state.batch.step.cpu().numpy().copy()
+        self._recorder.record(self._steps, self._sound())
+        self._report.atom_steps += int(self._atoms.sum())
+        self._seconds += (time.perf_counter() - started) * self._atoms / self._atoms.sum()
+
+    def _sound(self) -> np.ndarray:
+        """Which systems are not broken."""
+        broken = self.runner.broken
+        return np.array([i not in broken for i in self.runner.ids], dtype=bool)
+
+    def _settle(self) -> None:
+        """Everyone whose visit is over leaves, in the step in which it is over."""
+        broken = self.runner.broken
+        verdicts = self.stage.verdict(self.runner.state, self._converged)
+        leaving: dict[str, tuple[Status, str]] = {}
+        for system_id, verdict in zip(self.runner.ids, verdicts, strict=True):
+            if system_id in broken:
+                leaving[system_id] = (Status.failed, broken[system_id])
+            elif verdict is not None:
+                leaving[system_id] = (verdict, self.stage.reason(verdict))
+        if leaving:
+            self._leave(leaving)
+
+    def _leave(self, leaving: dict[str, tuple[Status, str]]) -> None:
+        ids = self.runner.ids
+        places = [ids.index(i) for i in leaving]
+        seconds, steps, atoms = self._seconds[places], self._steps[places], self._atoms[places]
+        whole = self.runner.release(list(leaving))
+        keep = np.array([i not in leaving for i in ids], dtype=bool)
+        self._steps, self._atoms, self._seconds = self._steps[keep], self._atoms[keep], self._seconds[keep]
+        gone: list[Batch] = []
+        lost: list[Batch] = []
+        for k, (system_id, (status, reason)) in enumerate(leaving.items()):
+            results: dict[str, float] = {}
+            if whole is not None:
+                single = whole.select([system_id])
+                if status is not Status.failed:
+                    results = {name: value[0].item() for name, value in self.stage.results(single).items()}
+                final = without_visit(single)
+                (lost if status is Status.failed else gone).append(final)
+                self.reporter.close(system_id, final)
+            self._report.outcomes.append(
+                Outcome(system_id, status, reason, int(steps[k]), int(atoms[k]), results, float(seconds[k]))
+            )
+        self._report.finished = Batch.concat([self._report.finished, *gone])
+        self._report.failed = Batch.concat([self._report.failed, *lost])
+
+    # --- coming aboard -----------------------------------------------------------------------------------------
+
+    def _board(self) -> None:
+        """Take in who fits, until nobody does; a visit that is over at its first step makes room at once."""
+        while ids := self._inbox.next(self._atoms):
+            waiting = self._inbox.pop(ids)
+            before = self.runner.ids
+            if self.stage.thermo_every > 0 or self.stage.frames_every > 0:
+                self.runner.want(energy=True, stress=True)
+            self.runner.admit(self._prepared(waiting))
+            primed = getattr(self.runner.propagator, "primed", None)
+            if primed is not None:
+                # What an optimizer measures from forces must be there for those who have just come; for the others
+                # it is measured again from the same forces.
+                primed(self.runner.state)
+            self._entered(before)
+            self._converged = self.runner.propagator.converged(self.runner.state)
+            self._settle()
+
+    def _prepared(self, waiting: Batch | None) -> Batch | None:
+        """On the lead: fresh systems at the start of their visit, the others as they are."""
+        error: Exception | None = None
+        ready = None
+        if waiting is not None:
+            under_way = is_under_way(waiting, self._key)
+            fresh = waiting.select(np.flatnonzero(~under_way))
+            try:
+                if fresh:
+                    fresh = begin(fresh, self.stage, self.runner.propagator, self.seed)
+                ready = Batch.concat([fresh, waiting.select(np.flatnonzero(under_way))])
+            except Exception as raised:  # a stage of the user's own may raise anything: every rank is told
+                error = raised
+        self.mesh.broadcast_object(error)
+        return ready
+
+    def _entered(self, before: tuple[str, ...]) -> None:
+        """Counters, trajectories and first samples of those who have just come aboard."""
+        state = self.runner.state
+        new = self.runner.ids[len(before) :]
+        self._steps = state.batch.step.cpu().numpy().copy()
+        n_new = len(new)
+        self._atoms = state.batch.natoms.cpu().numpy().copy()
+        self._seconds = np.concatenate([self._seconds, np.zeros(n_new)])
+        arrived = np.arange(len(self._steps)) >= len(before)
+        if self.stage.frames_every > 0:
+            whole = self.runner.gather(new, refresh=False)
+            for k, system_id in enumerate(new):
+                if whole is not None:
+                    self.reporter.open(system_id, whole.select([k]), int(self._steps[len(before) + k]))
+        # Who resumes has recorded this step already.
+        self._recorder.record(self._steps, arrived & (self._steps == 0) & self._sound())
+
+    # --- the report --------------------------------------------------------------------------------------------
+
+    def _close_report(self, taken: int, elapsed: float) -> SegmentReport:
+        report, self._report = self._report, SegmentReport()
+        report.resident, report.waiting = self.runner.ids, self._inbox.ids
+        report.progress = dict(zip(self.runner.ids, self._steps.tolist(), strict=True))
+        report.steps, report.seconds = taken, elapsed
+        report.frames, self._recorder.frames = self._recorder.frames, 0
+        report.thermo_ids, report.thermo = self._recorder.take()
+        return report
 
 
 __all__ = ["Outcome", "SegmentReport", "StageRun"]
