@@ -10,17 +10,37 @@ take (n, 3) float64 tensors as ``wp.array(dtype=wp.vec3d)``, and launch it with 
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import warp as wp
 from torch import Tensor
 
-# Quiet before init: the banner and compilation messages would land in users' and Dask workers' logs.
-wp.config.log_level = wp.LOG_WARNING
-wp.init()
+
+def _init() -> None:
+    """Initialise Warp without its banner and compilation messages, which would land in every worker's log."""
+    wp.config.log_level = wp.LOG_WARNING
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        # Without a driver Warp's native code says so on stderr, in every process; `doctor` is the place to report it.
+        saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(sink, 2)
+            wp.init()
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            os.close(sink)
+    else:
+        wp.init()
+
+
+_init()
 wp.set_module_options({"enable_backward": False})
 
 _TORCH_OF = {
@@ -32,8 +52,15 @@ _TORCH_OF = {
     wp.bool: torch.bool,
 }
 
-# Recorded launches, per thread: a launch writes its arguments into the record before it runs it.
-_records = threading.local()
+
+class _Thread(threading.local):
+    """Recorded launches, per thread: a launch writes its arguments into the record before it runs it."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[int, torch.device], _Record] = {}
+
+
+_thread = _Thread()
 
 
 def launch(kernel: wp.Kernel, dim: int, *args: Any) -> None:
@@ -48,12 +75,13 @@ def launch(kernel: wp.Kernel, dim: int, *args: Any) -> None:
     """
     if dim == 0:
         return
-    device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
-    cache: dict[Any, _Record] = _records.__dict__
+    first = args[0]
+    device = first.device if isinstance(first, Tensor) else next(a.device for a in args if isinstance(a, Tensor))
+    records = _thread.records
     key = (id(kernel), device)
-    record = cache.get(key)  # type: ignore[call-overload]
+    record = records.get(key)
     if record is None:
-        record = cache[key] = _Record(kernel, device)  # type: ignore[index]
+        record = records[key] = _Record(kernel, device)
     record.run(dim, args)
 
 
@@ -64,87 +92,122 @@ class _Record:
         self.kernel = kernel  # kept alive: its id is the cache key
         self.device = device
         self.slots: list[_ArraySlot | _ValueSlot] = []
-        defaults: list[Any] = []
         for index, arg in enumerate(kernel.adj.args):
-            if isinstance(arg.type, wp.array):
-                slot: _ArraySlot | _ValueSlot = _ArraySlot(f"{kernel.key}({arg.label})", arg.type)
-                defaults.append(slot.value)
-            else:
-                slot = _ValueSlot(index)
-                defaults.append(0 if not hasattr(arg.type, "_shape_") else arg.type())
-            self.slots.append(slot)
+            is_array = isinstance(arg.type, wp.array)
+            self.slots.append(
+                _ArraySlot(f"{kernel.key}({arg.label})", arg.type, device) if is_array else _ValueSlot(index, arg)
+            )
         self.dim = 1
-        self.command = wp.launch(kernel, dim=1, inputs=defaults, device=wp.device_from_torch(device), record_cmd=True)
+        self.command = wp.launch(
+            kernel,
+            dim=1,
+            inputs=[slot.value for slot in self.slots],
+            device=wp.device_from_torch(device),
+            record_cmd=True,
+        )
+        self.packed = self._pack() if device.type == "cpu" and self.command.block_dim == 1 else None
+
+    def _pack(self) -> ctypes.Structure:
+        """The arguments as a CPU kernel reads them: as Launch.launch() packs them, but once and not at every call."""
+        params = self.command.params[1:]
+        names = [f"a{index}" for index in range(len(params))]
+        types = [type(param) for param in params]
+        packed = type("Packed", (ctypes.Structure,), {"_fields_": list(zip(names, types, strict=True))})()
+        for name, slot, param in zip(names, self.slots, params, strict=True):
+            setattr(packed, name, param)
+            slot.live_in(packed, name)
+        return packed
 
     def run(self, dim: int, args: tuple[Any, ...]) -> None:
-        if len(args) != len(self.slots):
-            raise TypeError(f"kernel {self.kernel.key} takes {len(self.slots)} arguments, got {len(args)}")
+        slots = self.slots
+        if len(args) != len(slots):
+            raise TypeError(f"kernel {self.kernel.key} takes {len(slots)} arguments, got {len(args)}")
+        command = self.command
         if dim != self.dim:
-            self.command.set_dim(dim)
+            command.set_dim(dim)
             self.dim = dim
-        for slot, value in zip(self.slots, args, strict=True):
-            slot.set(self.command, value)
-        if self.device.type == "cuda":
-            self.command.launch(stream=wp.stream_from_torch(torch.cuda.current_stream(self.device)))
+        for slot, value in zip(slots, args):  # noqa: B905 - lengths were compared above
+            slot.set(command, value)
+        if self.packed is not None:
+            command.hooks.forward(ctypes.byref(command.bounds), ctypes.byref(self.packed))
         else:
-            self.command.launch()
+            command.launch(stream=wp.stream_from_torch(torch.cuda.current_stream(self.device)))
 
 
 class _ArraySlot:
     """An array argument: its descriptor is written in place, only when another tensor comes."""
 
-    def __init__(self, name: str, array_type: Any) -> None:
+    def __init__(self, name: str, array_type: Any, device: torch.device) -> None:
         self.name = name
+        self.device = device
         dtype = array_type.dtype
         self.inner: tuple[int, ...] = tuple(getattr(dtype, "_shape_", ()))
-        scalar = getattr(dtype, "_wp_scalar_type_", dtype)
-        self.torch_dtype = _TORCH_OF[scalar]
+        self.dtype = _TORCH_OF[getattr(dtype, "_wp_scalar_type_", dtype)]
         self.ndim = array_type.ndim
         self.value = array_type.__ctype__()
         self.value.ndim = self.ndim
-        self.last: tuple[Any, ...] = ()
+        self.pointer = 0
+        self.shape: Any = ()
+
+    def live_in(self, packed: ctypes.Structure, name: str) -> None:
+        self.value = getattr(packed, name)  # a view: ctypes hands out nested structures by reference
 
     def set(self, command: wp.Launch, tensor: Tensor | None) -> None:
-        now: tuple[Any, ...] = (0, ()) if tensor is None else (tensor.data_ptr(), tensor.shape)
-        if now == self.last:
+        if tensor is None:
+            if self.pointer:
+                self._describe(0, (0,) * self.ndim)
+                self.shape = ()
             return
-        shape: tuple[int, ...] = (0,) * self.ndim
-        if tensor is not None:
-            outer = tensor.dim() - len(self.inner)
-            if (
-                tensor.dtype != self.torch_dtype
-                or outer != self.ndim
-                or tuple(tensor.shape[outer:]) != self.inner
-                or not tensor.is_contiguous()
-            ):
-                raise TypeError(
-                    f"{self.name} must be a contiguous {self.torch_dtype} tensor with {self.ndim} dimensions before "
-                    f"{self.inner}, got {tensor.dtype} {tuple(tensor.shape)}, contiguous: {tensor.is_contiguous()}"
-                )
-            shape = tuple(tensor.shape[:outer])
-        value = self.value
-        value.data = now[0]
-        stride = self.torch_dtype.itemsize
+        # dtype and layout are looked at every time: freed memory comes back in other tensors.
+        if tensor.dtype is not self.dtype or not tensor.is_contiguous():
+            self._refuse(tensor)
+        pointer, shape = tensor.data_ptr(), tensor.shape
+        if pointer == self.pointer and shape == self.shape:
+            return
+        outer = len(shape) - len(self.inner)
+        if outer != self.ndim or tuple(shape[outer:]) != self.inner or tensor.device != self.device:
+            self._refuse(tensor)
+        self._describe(pointer, tuple(shape[:outer]))
+        self.shape = shape
+
+    def _describe(self, pointer: int, shape: tuple[int, ...]) -> None:
+        self.pointer = self.value.data = pointer
+        stride = self.dtype.itemsize
         for extent in self.inner:
             stride *= extent
         for axis in reversed(range(self.ndim)):
-            value.shape[axis] = shape[axis]
-            value.strides[axis] = stride
+            self.value.shape[axis] = shape[axis]
+            self.value.strides[axis] = stride
             stride *= shape[axis]
-        self.last = now
+
+    def _refuse(self, tensor: Tensor) -> NoReturn:
+        raise TypeError(
+            f"{self.name} must be a contiguous {self.dtype} tensor on {self.device} with {self.ndim} dimensions before "
+            f"{self.inner}, got {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, "
+            f"contiguous: {tensor.is_contiguous()}"
+        )
 
 
 class _ValueSlot:
     """A number, vector or matrix argument."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, arg: Any) -> None:
         self.index = index
+        self.value: Any = arg.type() if hasattr(arg.type, "_shape_") else 0
+        self.packed: tuple[ctypes.Structure, str] | None = None
         self.last: Any = None
 
+    def live_in(self, packed: ctypes.Structure, name: str) -> None:
+        self.packed = (packed, name)
+
     def set(self, command: wp.Launch, value: Any) -> None:
-        if self.last is None or value != self.last:
-            command.set_param_at_index(self.index, value)
-            self.last = value
+        # Only numbers can be compared with what they were: vectors are mutable.
+        if isinstance(value, int | float) and value == self.last:
+            return
+        command.set_param_at_index(self.index, value)
+        if self.packed is not None:
+            setattr(*self.packed, command.params[self.index + 1])
+        self.last = value
 
 
 @wp.kernel(enable_backward=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .units import volume
+from .units import heights, volume
 
 
 @dataclass
@@ -154,17 +154,64 @@ def _find_pairs(
         raise ValueError(f"positions must be finite, {len(bad)} of {len(points)} are not (first: atom {bad[0]})")
     periodic = np.asarray(periodic, dtype=bool)
     box = full_box(cell, periodic)
-    wrapped, offset = _wrap(points, box, periodic)
+    gathered = _close_gaps(points, box, periodic, reach)
+    cutoff = _safe_cutoff(gathered, box, periodic, reach)
 
     from vesin import NeighborList
 
-    finder = NeighborList(cutoff=reach, full_list=False, n_threads=1)
+    finder = NeighborList(cutoff=cutoff, full_list=False, n_threads=1)
     # copy=False: the arrays are views into the finder, which lives until they have been converted.
-    pairs, shifts = finder.compute(wrapped, box, periodic=periodic, quantities="PS", copy=False)
-    pairs, shifts = pairs.astype(np.int64), shifts.astype(np.int64)
-    if offset is not None:
-        shifts += offset[pairs[:, 0]] - offset[pairs[:, 1]]
-    return pairs, shifts
+    pairs, shifts, distances = finder.compute(gathered, box, periodic=periodic, quantities="PSd", copy=False)
+    if cutoff > reach:
+        near = distances < reach
+        pairs, shifts = pairs[near], shifts[near]
+    return pairs.astype(np.int64), shifts.astype(np.int64)
+
+
+# vesin 0.6.2 sorts atoms into at most this many cells; when a thin axis is left with none it divides by zero, which
+# kills the process.
+_VESIN_CELLS = 1e5
+
+
+def _close_gaps(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, reach: float) -> np.ndarray:
+    """Points with empty stretches along non-periodic axes shortened to twice the reach: the same pairs, fewer cells."""
+    free = np.flatnonzero(~periodic)
+    if not len(free):
+        return points
+    inverse = np.linalg.inv(box)
+    moved = points
+    for axis in free:
+        # Å along the axis' unit normal; planes of constant coordinate are spanned by the other two axes.
+        scale = 1.0 / np.linalg.norm(inverse[:, axis])
+        along = points @ inverse[:, axis] * scale
+        order = np.argsort(along, kind="stable")
+        gaps = np.diff(along[order])
+        excess = np.where(gaps > 4.0 * reach, gaps - 2.0 * reach, 0.0)
+        if excess.any():
+            back = np.zeros(len(points))
+            back[order[1:]] = np.cumsum(excess)
+            moved = moved - np.outer(back / scale, box[axis])
+    return moved
+
+
+def _safe_cutoff(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, reach: float) -> float:
+    """The reach, or as much more as keeps vesin from running out of cells along a thin axis."""
+    extent = heights(box)
+    if not periodic.all():
+        fractional = points @ np.linalg.inv(box)
+        extent = np.where(periodic, extent, np.ptp(fractional, axis=0) * extent)
+    cutoff = reach
+    while True:
+        cells = np.maximum(extent / cutoff, 1.0)
+        total = float(cells.prod())
+        if total < 0.5 * _VESIN_CELLS or cells.min() * (0.5 * _VESIN_CELLS / total) ** (1.0 / 3.0) > 2.0:
+            return cutoff
+        if cutoff > 8.0 * reach:
+            raise ValueError(
+                f"the system is too long and thin for a neighbour list: {np.round(extent, 1).tolist()} Å at a reach of "
+                f"{reach} Å; give it a smaller cell"
+            )
+        cutoff *= 1.2
 
 
 def full_box(cell: np.ndarray, periodic: np.ndarray) -> np.ndarray:
@@ -194,17 +241,6 @@ def full_box(cell: np.ndarray, periodic: np.ndarray) -> np.ndarray:
         box[free[0]] = -box[free[0]]
     assert float(volume(box)) > 0
     return box
-
-
-def _wrap(points: np.ndarray, box: np.ndarray, periodic: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Points moved into the cell along periodic axes: (wrapped, offset) with points = wrapped + offset @ box."""
-    if not periodic.any():
-        return points, None
-    offset = np.floor(points @ np.linalg.inv(box)).astype(np.int64)
-    offset[:, ~periodic] = 0
-    if not offset.any():
-        return points, None
-    return points - offset @ box, offset
 
 
 def overlapping_pairs(
