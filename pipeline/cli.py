@@ -162,8 +162,7 @@ def show(
     from .views import recipe_tree
 
     with one_line_errors():
-        recipe = _stored_recipe(what) if what.is_dir() else load_recipe(what)
-        console().print(recipe_tree(recipe))
+        console().print(_stored_tree(what) if what.is_dir() else recipe_tree(load_recipe(what)))
 
 
 @app.command()
@@ -265,16 +264,27 @@ def _print_failures(out: Console, ledger: Ledger) -> None:
 
 def _order(path: Path) -> list[str]:
     """The names of the nodes in the order of the graph, as recipe.json has them; none where it cannot be read."""
+    from .views import node_names
+
     try:
-        return [str(node["name"]) for node in json.loads(path.read_text())["nodes"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return node_names(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # the ledger's own order serves
 
 
-def _stored_recipe(folder: Path) -> Any:
+def _stored_tree(folder: Path) -> Any:
+    """The tree of a campaign's recipe.json."""
+    from .errors import RecipeError
     from .folder import Folder
+    from .recipe import Recipe
+    from .views import document_tree, recipe_tree
 
-    raise NotImplementedError(Folder.open(folder))
+    path = Folder.open(folder).recipe
+    document = json.loads(path.read_text())
+    try:
+        return recipe_tree(Recipe.from_json(document))
+    except RecipeError:
+        return document_tree(document)
 
 
 def main() -> None:

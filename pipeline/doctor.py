@@ -24,6 +24,8 @@ from .filesystem import file_system_type, is_network_file_system
 GROUP_SECONDS = 60.0
 #: Below this much free space a campaign of any size is likely to fill the disk.
 LOW_DISK_GIB = 5.0
+#: Seconds that a scheduler may take to answer.
+CONNECT_SECONDS = 10.0
 _PACKAGES = (
     *("mattermill", "torch", "warp-lang", "numpy", "ase", "vesin", "nvalchemi-toolkit-ops"),
     *("dask", "distributed", "xarray", "netCDF4", "bokeh"),
@@ -237,7 +239,7 @@ def cluster(scheduler: str, folder: Path) -> Iterator[Check]:
     from distributed import Client
 
     try:
-        client = Client(scheduler, timeout=10)
+        client = Client(scheduler, timeout=CONNECT_SECONDS)
     except (OSError, TimeoutError, ValueError) as error:
         yield Check("cluster", Verdict.BAD, f"no scheduler answers at {scheduler} ({error}): is it running?")
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 if TYPE_CHECKING:
-    from ..stages.graph import Node, Piece
+    from ..stages.graph import Node
     from .ledger import Ledger
     from .recipe import Recipe
 
@@ -24,26 +24,47 @@ _COLOURS = {"failed": "red", "quarantined": "red", "running": "cyan", "pending":
 
 
 def recipe_tree(recipe: Recipe) -> Tree:
-    """The graph of a recipe as a tree of text: a stage that two branches lead to is written out once."""
-    graph: Piece = recipe.graph
-    model = describe(recipe.model) if recipe.model is not None else "none"
-    tree = Tree(f"[bold]{escape(recipe.name)}[/bold]  seed {recipe.seed}, model {escape(model)}")
-    seen: set[int] = set()
+    """The graph of a recipe as a tree of text, with the parameters that differ from their defaults."""
+    plan = recipe.plan
+    model = describe(recipe.model) if recipe.model is not None else "of each stage"
+    tree = Tree(f"[bold]{escape(recipe.name)}[/]")
+    tree.add(f"seed {recipe.seed}; model {escape(model)}", style="dim")
 
-    def grow(parent: Tree, index: int) -> None:
-        node = graph.nodes[index]
-        if index in seen:
-            parent.add(f"{escape(node.name)} (above)")
-            return
-        seen.add(index)
-        branch = parent.add(f"[bold]{escape(node.name)}[/bold]  {escape(describe_node(node))}")
-        for target in graph.targets(index):
-            grow(branch, target)
-
-    for index in range(len(graph.nodes)):
-        if not graph.sources(index):
-            grow(tree, index)
+    _grow(tree, plan.heads, plan.targets, lambda name: describe_node(plan.nodes[name]))
     return tree
+
+
+def document_tree(document: Mapping[str, Any]) -> Tree:
+    """The graph of a ``recipe.json`` whose recipe cannot be built without the user's own code: names only."""
+    tree = Tree(f"[bold]{escape(str(document.get('name')))}[/]")
+    tree.add("it uses code of its own: `mattermill show RECIPE.py` shows the parameters", style="dim")
+    targets: dict[str, list[str]] = {name: [] for name in node_names(document)}
+    for source, target in document.get("edges", ()):
+        targets[source].append(target)
+    behind = {target for several in targets.values() for target in several}
+    _grow(tree, [name for name in targets if name not in behind], targets, lambda name: "")
+    return tree
+
+
+def _grow(tree: Tree, heads: Sequence[str], targets: Mapping[str, Sequence[str]], text: Callable[[str], str]) -> None:
+    """Add a forest: what follows alone stands below at the same depth, only a fan-out indents."""
+    for head in heads:
+        name, parent = head, tree
+        branch = parent.add(f"[bold]{escape(name)}[/]  {escape(text(name))}".rstrip())
+        if len(heads) > 1:
+            parent = branch
+        while len(targets[name]) == 1:
+            name = targets[name][0]
+            branch = parent.add(f"[bold]{escape(name)}[/]  {escape(text(name))}".rstrip())
+        _grow(branch, targets[name], targets, text)
+
+
+def node_names(document: Mapping[str, Any]) -> list[str]:
+    """The names of the nodes of a ``recipe.json``, in the order of the graph."""
+    nodes = document.get("nodes", ())
+    if isinstance(nodes, Mapping):
+        return [str(name) for name in nodes]
+    return [str(node["name"]) for node in nodes]
 
 
 def describe_node(node: Node) -> str:
@@ -59,7 +80,10 @@ def describe(value: Any) -> str:
         return _call(value)
     if callable(value):
         return getattr(value, "__qualname__", repr(value))
-    text = repr(value)
+    if isinstance(value, Mapping):
+        pairs = (f"{k if isinstance(k, str) else '-'.join(map(str, k))}: {describe(v)}" for k, v in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    text = f"{value:.5g}" if isinstance(value, float) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

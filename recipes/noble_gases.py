@@ -15,7 +15,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -95,20 +95,21 @@ def main() -> None:
         systems = [s for s in systems if len(s) <= 256 or len(s) > LARGE]
     start = time.perf_counter()
     try:
-        campaign = noble_gases(0.1 if arguments.quick else 1.0).run(systems, out=arguments.out, ranks=arguments.ranks)
+        noble_gases(0.1 if arguments.quick else 1.0).run(systems, out=arguments.out, ranks=arguments.ranks)
     except (ValueError, mm.CampaignError) as error:
         sys.exit(f"noble_gases: {error}")
-    report(campaign, arguments.out, Path(arguments.png), time.perf_counter() - start)
+    report(arguments.out, Path(arguments.png), time.perf_counter() - start)
 
 
-def report(campaign: Any, out: str, png: Path, seconds: float) -> None:
+def report(out: str, png: Path, seconds: float) -> None:
     """The table, the picture, and how to open the results."""
     from plots import closing_table, draw
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 130)
-    rows = closing_table(campaign, console)
-    draw(campaign, rows, png)
+    view = mm.open_campaign(out)
+    rows = closing_table(view, console)
+    draw(view, rows, png)
     console.print(f"{len(rows)} systems in {seconds:.0f} s; picture: {png}", highlight=False)
     opened = f'import mattermill as mm; campaign = mm.open_campaign("{out}"); print(campaign.summary)'
     console.print(f"open the results with\n  {sys.executable} -ic '{opened}'", highlight=False, soft_wrap=True)

@@ -36,7 +36,7 @@ def cluster() -> Iterator[object]:
     """A LocalCluster of two single-threaded worker processes, shared by tests that leave its workers alive."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as local:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as local:
         yield local
 
 
