@@ -61,7 +61,7 @@ def encode_recipe(recipe: Recipe) -> dict[str, Any]:
         "name": recipe.name,
         "seed": recipe.seed,
         "model": encode(recipe.model),
-        "nodes": {name: encode(node) for name, node in plan.nodes.items()},
+        "nodes": [{"name": name, **encode(node)} for name, node in plan.nodes.items()],
         "edges": [[source, target] for source, targets in plan.targets.items() for target in targets],
     }
 
@@ -127,7 +127,7 @@ def decode_recipe(document: Mapping[str, Any]) -> Recipe:
     if document.get("version") != VERSION:
         raise RecipeError(f"this recipe has version {document.get('version')}, this mattermill reads {VERSION}")
     try:
-        nodes = {str(name): decode(node) for name, node in document["nodes"].items()}
+        nodes = {str(node["name"]): decode(node) for node in document["nodes"]}
         place = {name: k for k, name in enumerate(nodes)}
         edges = tuple((place[s], place[t]) for s, t in document["edges"])
         model = decode(document["model"])
@@ -199,7 +199,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     found = []
     for key in ("seed", "model"):
         found += _compare(key, old.get(key), new.get(key))
-    before, after = old.get("nodes", {}), new.get("nodes", {})
+    before, after = ({node["name"]: node for node in d.get("nodes", ())} for d in (old, new))
     found += [f"{name} is gone" for name in before if name not in after]
     found += [f"{name} is new" for name in after if name not in before]
     for name in before:

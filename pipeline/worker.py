@@ -7,6 +7,7 @@ after a death, and then it must not do anything (`StaleClaim`). Nothing is globa
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,12 @@ class RankPlugin(WorkerPlugin):
         folder: where leads write.
         work: a pickled `Work`: what the stages are. Pickled here, because a user's own classes go by value.
         device: see `pick_device`.
+        quiet: whether the worker ignores Ctrl-C; on the campaign's own cluster, whose workers get it from the
+            terminal as well, and must live to drain.
     """
 
-    def __init__(self, session: str, folder: str, work: bytes, device: str = "auto") -> None:
-        self.session, self.folder, self.device = session, Folder(folder), device
+    def __init__(self, session: str, folder: str, work: bytes, device: str = "auto", *, quiet: bool = False) -> None:
+        self.session, self.folder, self.device, self.quiet = session, Folder(folder), device, quiet
         self.name = plugin_name(session)
         self._work = work
         self.seat: Seat | None = None
@@ -45,6 +48,8 @@ class RankPlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         self.host = get_address_host(worker.address)
+        if self.quiet and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def teardown(self, worker: Worker) -> None:
         # Called on the event loop: closing waits for nobody.

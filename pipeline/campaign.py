@@ -1,0 +1,296 @@
+"""The campaign as its user holds it: a handle on a thread of its own, and a view of what is found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .atomic import remove_leftovers
+from .cluster import Address, check_members, default_ranks, members, own_cluster
+from .errors import CampaignError
+from .events import CampaignEnded, Event
+from .folder import Folder
+from .intake import begin, go_on, structures_of
+from .options import Options
+from .progress import Listener, listener
+from .view import CampaignView
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from .ledger import Ledger
+    from .lock import Lock
+    from .program import Program
+    from .recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+Progress = bool | Callable[[Event], None] | None
+
+
+class Campaign(CampaignView):
+    """A campaign that runs or has run. Everything of `CampaignView` works at any time.
+
+    It lives in a thread with an event loop of its own, so it works in a script, in a notebook and beside a running
+    event loop, where ``await campaign`` waits for its end. When the process ends before it does, it can be resumed.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Folder, ledger: Ledger, lock: Lock, options: Options) -> None:
+        super().__init__(folder)
+        self.recipe, self.options = recipe, options
+        self._writer, self._lock = ledger, lock
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._stop_asked = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._program: Program | None = None
+        self._listener: Listener = listener(False)
+
+    # --- starting ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        recipe: Recipe,
+        structures: Any,
+        out: str | os.PathLike[str],
+        *,
+        client: Client | None = None,
+        ranks: int | None = None,
+        progress: Progress = False,
+        **options: Any,
+    ) -> Campaign:
+        """See `Recipe.start`."""
+        chosen = Options.of(options)
+        Folder(out).refuse_campaign()
+        place = _place(recipe, client, ranks)
+        systems = structures_of(structures)
+        folder = Folder.create(out)
+        lock = folder.hold(new=True)
+        try:
+            ledger = begin(folder, recipe, systems)
+            ledger.set_meta("options", {k: v for k, v in asdict(chosen).items() if k != "limits"})
+        except BaseException:
+            lock.release()
+            raise
+        return cls(recipe, folder, ledger, lock, chosen)._launch(place, progress)
+
+    @classmethod
+    def again(
+        cls,
+        path: str | os.PathLike[str],
+        recipe: Recipe | None = None,
+        *,
+        client: Client | None = None,
+        ranks: int | None = None,
+        progress: Progress = False,
+        **options: Any,
+    ) -> Campaign:
+        """See `start_again`."""
+        folder = Folder.open(path)
+        lock = folder.hold()
+        try:
+            recipe, ledger = go_on(folder, recipe)
+            try:
+                chosen = Options.of({**(ledger.meta("options") or {}), **options})
+                place = _place(recipe, client, ranks)
+            except BaseException:
+                ledger.close()
+                raise
+            remove_leftovers(folder.path)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(recipe, folder, ledger, lock, chosen)._launch(place, progress)
+
+    def _launch(self, place: tuple[Address | None, int | None], progress: Progress) -> Campaign:
+        self._listener = listener(progress)
+        # Not waited for at the interpreter's end: by then no thread can be started, so nothing could be drained.
+        threading.Thread(target=self._live, args=place, name=f"mattermill {self.folder.path.name}", daemon=True).start()
+        return self
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def _live(self, address: Address | None, ranks: int | None) -> None:
+        try:
+            asyncio.run(self._run(address, ranks))
+        except asyncio.CancelledError:
+            logger.info("%s was stopped at once", self.folder.path)
+        except BaseException as error:  # told to whoever waits
+            self._error = error
+        finally:
+            self._close()
+
+    async def _run(self, address: Address | None, ranks: int | None) -> None:
+        from .program import Program
+
+        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        program = Program(self.recipe, self.folder, self._writer, self.options, self._tell, own=address is None)
+        self._program = program
+        if self._stop_asked:
+            program.stop()
+        if not self._writer.pending():
+            await asyncio.to_thread(program.scribe.close)  # nothing to do but the summary
+        elif address is not None:
+            await program.run(address, ranks)
+        else:
+            async with own_cluster(ranks or default_ranks()) as cluster:
+                await program.run(Address(cluster.scheduler_address, cluster.security), None, cluster.dashboard_link)
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._listener(event)
+        except Exception:  # somebody else's display must not end a campaign; it is told in the log
+            logger.exception("the progress listener failed on %s", type(event).__name__)
+
+    def _close(self) -> None:
+        reason = str(self._error) if self._error is not None else ""
+        self._tell(CampaignEnded(self._outcome(), reason))
+        self._listener.close()
+        self._writer.close()
+        self._lock.release()
+        self._ended.set()
+
+    def _outcome(self) -> str:
+        if self._error is not None:
+            return "failed"
+        return "stopped" if self._writer.pending() else "finished"
+
+    # --- for the user ----------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return not self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> Campaign:
+        """Wait for the end, and say what went wrong.
+
+        Raises:
+            CampaignError: it could not go on; what it did can be resumed.
+            TimeoutError: it still runs after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ended.wait(0.2):
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the campaign in {self.folder.path} still runs after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __await__(self) -> Generator[Any, None, Campaign]:
+        return asyncio.to_thread(self.wait).__await__()
+
+    def stop(self, wait: bool = True) -> None:
+        """End in good order: gangs finish their segment, write checkpoints and leave. `start_again` goes on.
+
+        Args:
+            wait: until that is done. A second interrupt meanwhile stops at once, which loses what was done since the
+                last checkpoints and nothing else.
+        """
+        self._stop_asked = True
+        if self._program is not None:
+            self._call(self._program.stop)
+        if not wait:
+            return
+        try:
+            self._ended.wait()
+        except KeyboardInterrupt:
+            self.abort()
+
+    def abort(self) -> None:
+        """End at once. What was done since the last checkpoints is done again by whoever resumes."""
+        if self._main is not None:
+            self._call(self._main.cancel)
+        self._ended.wait(30)
+
+    def _call(self, function: Callable[[], Any]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            logger.debug("the campaign's loop has closed already")
+
+    def see_through(self) -> Campaign:
+        """Wait for the end; at Ctrl-C stop in good order and say how to go on."""
+        try:
+            return self.wait()
+        except KeyboardInterrupt:
+            print("\nstopping: checkpoints are being written (Ctrl-C again stops at once)", file=sys.stderr)
+            self.stop()
+            print(f"interrupted: go on with `mattermill resume {self.folder.path}`", file=sys.stderr)
+            raise
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("CampaignView", "Campaign", 1)
+
+
+def start_again(
+    path: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    *,
+    client: Client | None = None,
+    ranks: int | None = None,
+    progress: Progress = False,
+    **options: Any,
+) -> Campaign:
+    """Go on with a campaign that was stopped or killed, and return at once.
+
+    Args:
+        path: its folder.
+        recipe: needed only where it has functions or stages of the user's own; it must be what it was.
+        client, ranks, progress, options: as in `Recipe.run`; options are by default what they were.
+
+    Raises:
+        FolderError: there is no campaign.
+        LockedError: it still runs, says where.
+        CampaignError: the recipe has changed, says in what.
+        RecipeError: the recipe must be handed over again.
+    """
+    return Campaign.again(path, recipe, client=client, ranks=ranks, progress=progress, **options)
+
+
+def resume(
+    path: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    *,
+    client: Client | None = None,
+    ranks: int | None = None,
+    progress: Progress = None,
+    **options: Any,
+) -> Campaign:
+    """Go on with a campaign that was stopped or killed, to its end; see `start_again` and `Recipe.run`."""
+    return start_again(path, recipe, client=client, ranks=ranks, progress=progress, **options).see_through()
+
+
+def _place(recipe: Recipe, client: Client | None, ranks: int | None) -> tuple[Address | None, int | None]:
+    """Where it will run, checked as far as can be without waiting."""
+    from .plan import ranks_of
+
+    if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
+        raise CampaignError(f"ranks must be a whole number from 1, is {ranks!r}")
+    needed = max(ranks_of(stage) for stage in recipe.plan.stages.values())
+    if client is None:
+        here = ranks or default_ranks()
+        if needed > here:
+            raise CampaignError(
+                f"a stage of the recipe asks for {needed} ranks, there are {here}: give ranks={needed} to the campaign "
+                "(more than one a core is slow), or fewer to the stage"
+            )
+        return None, here
+    address = Address.of(client)
+    if not client.asynchronous:
+        found = members(client.sync(client.scheduler.identity))
+        if found:
+            check_members(found, needed, ranks)
+    return address, ranks
+
+
+__all__ = ["Campaign", "resume", "start_again"]

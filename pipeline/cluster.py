@@ -1,0 +1,138 @@
+"""The cluster a campaign runs on: a user's, or one of its own on this machine's cores; and who is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing.spawn
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import CampaignError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+#: The interface of our own scheduler, workers and dashboard: nobody else on the network reaches them.
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Address:
+    """How to reach a scheduler, taken from a user's client: a campaign has a connection of its own."""
+
+    scheduler: str
+    security: Any = None
+
+    @classmethod
+    def of(cls, client: Client) -> Address:
+        """Raises `CampaignError`: the client is not connected, or its workers are no processes."""
+        scheduler = getattr(client, "scheduler", None)
+        if scheduler is None or client.status in ("closed", "closing"):
+            raise CampaignError(f"the client {client!r} is not connected: hand over one that is")
+        if scheduler.address.startswith("inproc"):
+            raise CampaignError(
+                "this cluster runs its workers as threads of this process: make it with processes=True, "
+                "threads_per_worker=1"
+            )
+        return cls(scheduler.address, client.security)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker as the scheduler sees it."""
+
+    address: str
+    host: str
+    threads: int
+    status: str
+    name: str
+
+
+def members(identity: dict[str, Any]) -> dict[str, Member]:
+    """The workers in the answer of `scheduler.identity`."""
+    return {
+        address: Member(
+            address, worker.get("host", ""), worker["nthreads"], worker.get("status", "running"), str(worker["name"])
+        )
+        for address, worker in identity["workers"].items()
+    }
+
+
+def check_members(found: dict[str, Member], needed: int, asked: int | None) -> None:
+    """Refuse a cluster that cannot run the campaign, before anything runs.
+
+    Raises:
+        CampaignError: workers with several threads; fewer ranks than a stage or the user asks for.
+    """
+    several = sorted(m.name for m in found.values() if m.threads != 1)
+    if several:
+        raise CampaignError(
+            f"a rank is a worker with one thread, these have more: {', '.join(several[:5])}"
+            f"{' …' if len(several) > 5 else ''}; start workers with --nthreads 1 (LocalCluster: threads_per_worker=1)"
+        )
+    if asked is not None and asked > len(found):
+        raise CampaignError(f"{asked} ranks asked, the cluster has {len(found)}: ask for at most that, or add workers")
+    here = len(found) if asked is None else asked
+    if needed > here:
+        raise CampaignError(
+            f"a stage of the recipe asks for {needed} ranks, there are {here}: give it ranks={here} or fewer, "
+            "or give the campaign more"
+        )
+
+
+def default_ranks() -> int:
+    """One rank a core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.asynccontextmanager
+async def own_cluster(ranks: int) -> AsyncIterator[Any]:
+    """A LocalCluster of `ranks` processes with one thread each, on the loopback interface; closed at the end."""
+    from distributed import LocalCluster
+
+    with _main_left_alone():
+        async with LocalCluster(
+            n_workers=ranks,
+            threads_per_worker=1,
+            processes=True,
+            host=LOOPBACK,
+            dashboard_address=f"{LOOPBACK}:0",
+            worker_dashboard_address=f"{LOOPBACK}:0",
+            asynchronous=True,
+            env={"OMP_NUM_THREADS": "1"},
+        ) as cluster:
+            yield cluster
+
+
+@contextlib.contextmanager
+def _main_left_alone() -> Iterator[None]:
+    """Keep our workers from running the user's script a second time.
+
+    A spawned process imports the script that started it, so every script would need an
+    ``if __name__ == "__main__"``, and without one would start campaigns inside its own workers. Our tasks need
+    nothing of the script: what it defines is pickled by value. Only processes that Dask starts are meant.
+    """
+    original = multiprocessing.spawn.get_preparation_data
+
+    def without_main(name: str) -> dict[str, Any]:
+        data = original(name)
+        if name.startswith("Dask Worker process"):
+            data.pop("init_main_from_path", None)
+            data.pop("init_main_from_name", None)
+        return data
+
+    multiprocessing.spawn.get_preparation_data = without_main
+    try:
+        yield
+    finally:
+        # Campaigns side by side: take away only what is ours.
+        if multiprocessing.spawn.get_preparation_data is without_main:
+            multiprocessing.spawn.get_preparation_data = original
+
+
+__all__ = ["Address", "Member", "check_members", "default_ranks", "members", "own_cluster"]

@@ -1,0 +1,104 @@
+"""A line: one stage as the campaign sees it, with what waits for it and who works on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .claims import Claims, Request
+from .plan import Plan, ranks_of
+from .scheduling import Load, room
+from .stream import Stream, Ticket
+
+if TYPE_CHECKING:
+    from ..stages.stage import Stage
+    from .shift import Shift
+
+#: A budget is not halved below so many atoms.
+LEAST_ATOMS = 64
+
+
+class Line:
+    """One stage's stream, gangs and budget.
+
+    Args:
+        name, stage: of the node.
+        height: distance to the end of the graph.
+        producers: stages that feed it; none for one that is fed by the input only.
+        capacity: of its stream.
+        max_atoms: room aboard one rank.
+    """
+
+    def __init__(
+        self, name: str, stage: Stage, height: int, producers: Iterable[str], capacity: int, max_atoms: int
+    ) -> None:
+        self.name, self.stage, self.height = name, stage, height
+        self.size = ranks_of(stage)
+        self.stream = Stream(name, producers, capacity)
+        self.outlets: list[Line] = []
+        self.shifts: list[Shift] = []
+        self.request: Request | None = None
+        self.max_atoms = max_atoms
+        self.ended = False
+        self.form_failures = 0
+
+    # --- what it wants ---------------------------------------------------------------------------------------
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a stage behind it has enough waiting."""
+        return any(outlet.stream.is_full for outlet in self.outlets)
+
+    @property
+    def wants_gang(self) -> bool:
+        """Whether another gang would have something to do."""
+        return len(self.stream) > 0 and not self.is_held_back
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing waits, nothing is aboard, and nothing will come."""
+        return self.stream.is_ended and not self.shifts
+
+    # --- who gets what -------------------------------------------------------------------------------------------
+
+    def load(self, claims: Claims) -> Load:
+        return Load(
+            waiting=self.stream.n_atoms,
+            aboard=sum(shift.n_atoms for shift in self.shifts),
+            gangs=len(self.shifts),
+            free=claims.n_free // self.size,
+        )
+
+    def budget(self, n_ranks: int) -> int:
+        """Atoms that one gang of this stage has room for."""
+        return self.max_atoms * n_ranks
+
+    def share(self, claims: Claims, aboard: int) -> list[Ticket]:
+        """What a gang that has so many atoms aboard should take in now."""
+        space = room(self.load(claims), aboard, self.budget(self.size))
+        return self.stream.take(space) if space > 0 or not aboard else []
+
+    def halve_budget(self, n_atoms: int) -> bool:
+        """Memory ran out with so many atoms on a rank. False where nothing smaller makes sense."""
+        less = min(self.max_atoms, n_atoms) // 2
+        if less < LEAST_ATOMS:
+            return False
+        self.max_atoms = less
+        return True
+
+    def __repr__(self) -> str:
+        return f"Line({self.name!r}, {self.stream!r}, {len(self.shifts)} gangs)"
+
+
+def build_lines(plan: Plan, capacity: int, max_atoms: int) -> dict[str, Line]:
+    """The lines of a plan, upstream ones first. Those at a head are fed by the ``input``."""
+    lines = {
+        name: Line(name, stage, plan.height(name), plan.producers(name) or ("input",), capacity, max_atoms)
+        for name, stage in plan.stages.items()
+    }
+    for name, line in lines.items():
+        line.outlets = [lines[target] for target in plan.stages_behind(name)]
+    return lines
+
+
+__all__ = ["Line", "build_lines"]

@@ -1,0 +1,111 @@
+"""The watch on the cluster: which ranks are there, asked of the scheduler twice a second.
+
+Errors of tasks tell of a death only when somebody waits for the dead one, and Dask keeps a pinned task of a worker
+that is gone waiting for ever. So the campaign asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .claims import Claim, Claims
+from .cluster import Member, members
+from .errors import CampaignError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks, and without an answer until the scheduler counts as gone.
+PERIOD, SCHEDULER_LIMIT = 0.4, 30.0
+
+
+class Membership:
+    """Keeps `Claims` up to date with the scheduler.
+
+    Args:
+        client: asynchronous.
+        claims: told of ranks that come, go, pause and go on.
+        limit: how many ranks the campaign may use; None for all.
+        on_loss: called with the address of a rank that has gone and the claim that it takes down, if any.
+        on_change: called after something has changed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        claims: Claims,
+        limit: int | None,
+        on_loss: Callable[[str, Claim | None], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.client, self.claims, self.limit = client, claims, limit
+        self.on_loss, self.on_change = on_loss, on_change
+        self.alive: frozenset[str] = frozenset()
+        self._refused: set[str] = set()
+
+    async def look(self) -> dict[str, Member]:
+        """Ask once.
+
+        Raises:
+            OSError, TimeoutError: the scheduler does not answer.
+        """
+        identity = await asyncio.wait_for(self.client.scheduler.identity(), timeout=SCHEDULER_LIMIT)
+        return members(identity)
+
+    def update(self, found: dict[str, Member]) -> None:
+        """Take in who is there."""
+        self.alive = frozenset(found)
+        changed = False
+        for address in self.claims.addresses - found.keys():
+            claim = self.claims.leave(address)
+            logger.info("rank %s has gone%s", address, f" with claim {claim.key}" if claim else "")
+            self.on_loss(address, claim)
+            changed = True
+        for member in found.values():
+            changed |= self._take_in(member)
+        if changed:
+            self.on_change()
+
+    def _take_in(self, member: Member) -> bool:
+        known = member.address in self.claims.addresses
+        if member.status != "running":
+            if known:
+                self.claims.pause(member.address)
+            return False
+        if known:
+            self.claims.unpause(member.address)
+            return False
+        if member.threads != 1:
+            if member.address not in self._refused:
+                self._refused.add(member.address)
+                logger.warning("worker %s is not used: it has %d threads, not one", member.name, member.threads)
+            return False
+        if self.limit is not None and len(self.claims.addresses) >= self.limit:
+            return False
+        self.claims.join(member.address, member.host)
+        return True
+
+    async def watch(self) -> None:
+        """Look for ever.
+
+        Raises:
+            CampaignError: the scheduler has gone.
+        """
+        loop = asyncio.get_running_loop()
+        answered = loop.time()
+        while True:
+            await asyncio.sleep(PERIOD)
+            try:
+                self.update(await self.look())
+                answered = loop.time()
+            except (OSError, TimeoutError) as error:
+                if loop.time() - answered > SCHEDULER_LIMIT or self.client.status in ("closed", "closing"):
+                    raise CampaignError(f"the Dask scheduler does not answer any more ({error})") from error
+
+
+__all__ = ["Membership"]

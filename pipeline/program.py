@@ -1,0 +1,301 @@
+"""The program: a campaign at work, in asyncio beside an asynchronous `distributed.Client`.
+
+    watch the cluster | ask for ranks, nearest the end first | one shift a claim | end the lines that have run dry
+
+Data never passes through here: tickets and reports do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from .books import Books, Ended
+from .claims import Claim, Claims
+from .cluster import Address, check_members
+from .errors import CampaignError
+from .events import CampaignStarted, Event, StageEnded, VisitEnded
+from .folder import Folder
+from .ledger import Checkpointed, Entry, Ledger
+from .line import Line, build_lines
+from .membership import Membership
+from .options import Options
+from .orders import Report
+from .scribe import Scribe
+from .shift import Shift
+from .stream import Parcel, Ticket
+from .work import Work
+from .worker import RankPlugin, plugin_name
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the state of things when nothing happens.
+TICK = 0.5
+
+
+class Program:
+    """One run of a campaign, from the tickets in its ledger to the end or to a stop.
+
+    Args:
+        recipe, folder, ledger, options: of the campaign; the folder's lock is held.
+        tell: called with every event, on the campaign's thread.
+        own: whether the cluster is the campaign's own.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Folder,
+        ledger: Ledger,
+        options: Options,
+        tell: Callable[[Event], None],
+        own: bool = False,
+    ) -> None:
+        self.recipe, self.folder, self.ledger, self.options = recipe, folder, ledger, options
+        self.tell, self.own = tell, own
+        self.session = uuid.uuid4().hex[:8]
+        self.books = Books(recipe.plan, self.session, options.strict)
+        self.claims = Claims(options.patience)
+        self.lines = build_lines(recipe.plan, options.capacity, options.max_atoms)
+        self.scribe = Scribe(folder, ledger, options.summary_seconds)
+        self.changed = asyncio.Event()
+        self.stopping = False
+        self.failure: CampaignError | None = None
+        self.pulled = 0  # systems that moved peer to peer
+        self._tasks: dict[asyncio.Task[None], Shift] = {}
+        self._visits: Counter[bool] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._idle_since: float | None = None
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    async def run(self, address: Address, ranks: int | None, dashboard: str = "") -> None:
+        """Until everything has ended, or `stop`.
+
+        Raises:
+            CampaignError: it cannot start, or cannot go on.
+        """
+        from distributed import Client
+
+        options = {"security": address.security} if address.security is not None else {}
+        async with Client(address.scheduler, asynchronous=True, set_as_default=False, timeout=30, **options) as client:
+            self.client = client
+            await self._prepare(ranks)
+            try:
+                self.tell(self._started(dashboard))
+                await self._work()
+            finally:
+                await self._clean_up()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _prepare(self, ranks: int | None) -> None:
+        self.membership = Membership(self.client, self.claims, ranks, self._on_loss, self.changed.set)
+        found = await self.membership.look()
+        if not found:
+            await self.client.wait_for_workers(1, timeout=self.options.worker_seconds)
+            found = await self.membership.look()
+        check_members(found, max(line.size for line in self.lines.values()), ranks)
+        work = Work.of(self.recipe).pickled()
+        plugin = RankPlugin(self.session, str(self.folder.path), work, self.options.device, quiet=self.own)
+        await self.client.register_plugin(plugin)
+        self.membership.update(found)
+        self._load()
+
+    def _load(self) -> None:
+        """Tickets for all visits that have not ended: from their last checkpoint, or from the stage's input."""
+        kept = self.ledger.all_checkpoints()
+        by_stage: dict[str, list[Ticket]] = {}
+        for visit in self.ledger.pending():
+            states = [Parcel(c.file, c.digest) for c in kept.get((visit.system, visit.stage), ())]
+            for state in states:
+                self.scribe.checkpoint(state.file)
+            assert visit.input_file is not None, f"{visit.system} waits for {visit.stage} without a state"
+            states.append(Parcel(visit.input_file, visit.input_digest))
+            ticket = Ticket(visit.system, visit.n_atoms, states[0], tuple(states[1:]), visit.deaths)
+            by_stage.setdefault(visit.stage, []).append(ticket)
+        for stage, tickets in by_stage.items():
+            self.lines[stage].stream.put_back(tickets)
+        for line in self.lines.values():
+            line.stream.end("input")
+
+    def _started(self, dashboard: str) -> CampaignStarted:
+        waiting = {name: len(line.stream) for name, line in self.lines.items()}
+        return CampaignStarted(
+            self.recipe.name, str(self.folder.path), self.claims.size, tuple(self.lines), waiting, dashboard
+        )
+
+    async def _work(self) -> None:
+        watch = asyncio.create_task(self.membership.watch())
+        try:
+            while not self._is_over():
+                self.changed.clear()
+                self._ask()
+                self._hire()
+                self.scribe.summarise()
+                waiting = asyncio.create_task(self.changed.wait())
+                await asyncio.wait({waiting, watch, *self._tasks}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                self._reap()
+                if watch.done():
+                    await watch
+                self._check_ranks()
+        finally:
+            watch.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(watch, *self._tasks, return_exceptions=True)
+
+    async def _clean_up(self) -> None:
+        try:
+            await asyncio.wait_for(self.client.unregister_worker_plugin(plugin_name(self.session)), timeout=10)
+        except (OSError, TimeoutError, ValueError) as error:
+            logger.debug("the plugin could not be taken off the workers: %s", error)
+        await asyncio.to_thread(self.scribe.close)
+
+    def stop(self) -> None:
+        """Drain: gangs end their segment, write a checkpoint and leave. To be called on the event loop."""
+        self.stopping = True
+        self.changed.set()
+
+    # --- each round ----------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        if self.stopping:
+            return not self._tasks
+        for line in self.lines.values():
+            # Upstream ones come first, so one pass carries a sentinel all the way.
+            if not line.ended and line.is_over:
+                line.ended = True
+                for outlet in line.outlets:
+                    outlet.stream.end(line.name)
+                self.tell(StageEnded(line.name))
+        return all(line.ended for line in self.lines.values())
+
+    def _ask(self) -> None:
+        """One open request a stage that has something to do; none of those that have not."""
+        for line in self.lines.values():
+            wants = line.wants_gang and not self.stopping
+            if wants and line.request is None:
+                line.request = self.claims.request(line.name, line.size, line.height)
+            elif not wants and line.request is not None:
+                self.claims.withdraw(line.request)
+                line.request = None
+
+    def _hire(self) -> None:
+        """A shift for every claim that is granted; a stage that still has work waiting asks again at once."""
+        while granted := self.claims.grant():
+            for request, claim in granted:
+                line = self.lines[request.stage]
+                line.request = None
+                self._begin(line, claim)
+            self._ask()
+
+    def _begin(self, line: Line, claim: Claim) -> None:
+        shift = Shift(self, line, claim)
+        line.shifts.append(shift)
+        shift.incoming = line.stream.take_alone() or line.share(self.claims, 0)
+        shift.alone = any(ticket.is_alone for ticket in shift.incoming)
+        assert shift.incoming, f"{line.name} asked for ranks and has nothing to do"
+        task = asyncio.create_task(shift.work(), name=f"{line.name} {claim.key}")
+        self._tasks[task] = shift
+
+    def _reap(self) -> None:
+        """Shifts that have ended; what one of them raises ends the campaign."""
+        for task in [t for t in self._tasks if t.done()]:
+            shift = self._tasks.pop(task)
+            error = task.exception()
+            if isinstance(error, CampaignError):
+                self._give_up(error)
+            elif isinstance(error, OSError):
+                self._give_up(CampaignError(f"{shift.line.name}: {error}"))
+            elif error is not None:
+                raise error
+
+    def _check_ranks(self) -> None:
+        """A campaign that waits for ranks that never come must not wait for ever."""
+        loop = asyncio.get_running_loop()
+        if self._tasks or self.stopping or not self.claims.requests:
+            self._idle_since = None
+            return
+        self._idle_since = self._idle_since or loop.time()
+        if loop.time() - self._idle_since > self.options.worker_seconds:
+            request = self.claims.requests[0]
+            raise CampaignError(
+                f"stage {request.stage!r} waits for {request.size} ranks, the cluster has {self.claims.size} left: "
+                f"add workers and go on with `mattermill resume {self.folder.path}`"
+            )
+
+    def _give_up(self, error: CampaignError) -> None:
+        if self.failure is None:
+            logger.error("%s", error)
+            self.failure = error
+        self.stop()
+
+    # --- for the shifts -------------------------------------------------------------------------------------------
+
+    async def record(self, entries: Sequence[Entry]) -> None:
+        """Into the ledger, in one transaction, off the event loop.
+
+        Raises:
+            CampaignError: the ledger cannot be written.
+        """
+        if not entries:
+            return
+        try:
+            await asyncio.to_thread(self.ledger.record, entries)
+        except sqlite3.Error as error:
+            raise CampaignError(f"the ledger {self.ledger.path} cannot be written: {error}") from error
+        for entry in entries:
+            if isinstance(entry, Checkpointed):
+                self.scribe.checkpoint(entry.file)
+
+    def note(self, ended: Ended) -> None:
+        """A visit has ended: tell, and stop a campaign that does nothing but fail."""
+        self.tell(VisitEnded(ended.system, ended.stage, ended.status, ended.reason))
+        if ended.stage not in self.lines:
+            return
+        failed = ended.status in ("failed", "quarantined")
+        self._visits[failed] += 1
+        if failed:
+            self._reasons[ended.reason] += 1
+        total, bad = self._visits.total(), self._visits[True]
+        if total >= self.options.failure_visits and bad > self.options.max_failure_rate * total:
+            reason, times = self._reasons.most_common(1)[0]
+            self._give_up(
+                CampaignError(
+                    f"{bad} of {total} visits failed, more than max_failure_rate={self.options.max_failure_rate:g} "
+                    f"allows; the reason most often given ({times} times): {reason}"
+                )
+            )
+
+    def keep_thermo(self, stage: str, report: Report) -> None:
+        self.scribe.thermo(stage, report)
+
+    async def restart(self, addresses: Sequence[str]) -> None:
+        """Replace processes that do not come free."""
+        logger.warning("restarting %s: not free after their gang had failed", ", ".join(addresses))
+        try:
+            await self.client.restart_workers(list(addresses), timeout=60, raise_for_error=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            # Without a nanny there is nobody to restart it: it is not used any more.
+            logger.warning("could not restart %s: %s", ", ".join(addresses), error)
+            for address in addresses:
+                self.claims.leave(address)
+
+    def _on_loss(self, address: str, claim: Claim | None) -> None:
+        for shift in self._tasks.values():
+            if address in shift.claim.ranks:
+                shift.gang.lose(address)
+        self.changed.set()
+
+
+__all__ = ["Program"]
