@@ -8,12 +8,15 @@ read and verified without touching the others. A file appears in one step, see `
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import struct
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +26,7 @@ import torch
 
 from ..domain.batch import Batch, plain
 from .atomic import replacing
+from .errors import CampaignError
 
 FORMAT = "mattermill-batch"
 VERSION = 1
@@ -30,7 +34,7 @@ _HEADER = "header.json"
 _DTYPES = {"float64": "<f8", "float32": "<f4", "int64": "<i8", "int32": "<i4", "bool": "|b1", "uint8": "|u1"}
 
 
-class DamagedFile(RuntimeError):
+class DamagedFile(CampaignError):
     """A file that cannot be trusted: cut off, changed, missing or of an unknown version."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str, remedy: str = "") -> None:
@@ -85,7 +89,8 @@ def write_batch(path: str | os.PathLike[str], batch: Batch, *, sync: bool = True
         archive.writestr(_HEADER, text)
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                member.write(_npy_header(array.dtype, array.shape))
+                member.write(memoryview(array.reshape(-1)).cast("B") if array.size else b"")
     return digest
 
 
@@ -101,31 +106,41 @@ def read_batch(path: str | os.PathLike[str], ids: Sequence[str] | None = None, *
         DamagedFile: missing, cut off, changed, of a later version, or not the file that was expected.
         KeyError: an id that is not in the file.
     """
-    try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            header = _header(path, archive, expect)
-            if ids is None:
-                return _read_rows(path, file, archive, header, list(range(len(header.ids))))
-            position = {i: k for k, i in enumerate(header.ids)}
-            missing = [i for i in ids if i not in position]
-            if missing:
-                raise KeyError(f"{path} holds no system {missing[0]!r}")
-            return Batch.concat(_read_rows(path, file, archive, header, [position[i]]) for i in ids)
-    except FileNotFoundError:
-        raise DamagedFile(path, "it is missing") from None
-    except (zipfile.BadZipFile, EOFError, struct.error, UnicodeDecodeError) as error:
-        raise DamagedFile(path, f"it is cut off or not a hand-off file ({error})") from error
+    with _opened(path) as (file, archive):
+        header = _header(path, archive, expect)
+        if ids is None:
+            return _read_rows(path, file, archive, header, range(len(header.ids)))
+        position = {i: k for k, i in enumerate(header.ids)}
+        missing = [i for i in ids if i not in position]
+        if missing:
+            raise KeyError(f"{path} holds no system {missing[0]!r}")
+        return Batch.concat(_read_rows(path, file, archive, header, [position[i]]) for i in ids)
 
 
 def read_header(path: str | os.PathLike[str], *, expect: str | None = None) -> Header:
     """What a file holds, without reading the arrays. Raises `DamagedFile` as `read_batch` does."""
+    with _opened(path) as (_, archive):
+        return _header(path, archive, expect)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
+    """The file as bytes and as a zip; what damage makes of either is told as `DamagedFile`."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _header(path, archive, expect)
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            yield file, archive
     except FileNotFoundError:
         raise DamagedFile(path, "it is missing") from None
-    except (zipfile.BadZipFile, EOFError, struct.error, UnicodeDecodeError) as error:
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a seek to where no file goes is damage, the rest is the machine's trouble
+            raise
+        raise DamagedFile(path, f"it names impossible places ({error})") from error
+    except _DAMAGE as error:
         raise DamagedFile(path, f"it is cut off or not a hand-off file ({error})") from error
+
+
+# What zipfile and json make of damaged bytes: bad records, unknown methods and flags, impossible sizes.
+_DAMAGE = (zipfile.BadZipFile, EOFError, struct.error, NotImplementedError, ValueError, OverflowError, zlib.error)
 
 
 def _arrays(batch: Batch) -> dict[str, np.ndarray]:
@@ -150,12 +165,21 @@ def _digests(ptr: np.ndarray, arrays: dict[str, np.ndarray]) -> list[str]:
     return [h.hexdigest() for h in hashers]
 
 
+def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """The head of an .npy file, format version 1.0; written and compared as bytes, so that none is ever parsed."""
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
 def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _header(path: str | os.PathLike[str], archive: zipfile.ZipFile, expect: str | None) -> Header:
     try:
+        if archive.getinfo(_HEADER).flag_bits & 1:
+            raise DamagedFile(path, "its header claims to be encrypted")
         text = archive.read(_HEADER)
     except KeyError:
         raise DamagedFile(path, "it is not a hand-off file (no header.json)") from None
@@ -179,7 +203,7 @@ def _header(path: str | os.PathLike[str], archive: zipfile.ZipFile, expect: str 
 
 
 def _read_rows(
-    path: str | os.PathLike[str], file: BinaryIO, archive: zipfile.ZipFile, header: Header, which: list[int]
+    path: str | os.PathLike[str], file: BinaryIO, archive: zipfile.ZipFile, header: Header, which: Sequence[int]
 ) -> Batch:
     """The systems at these neighbouring positions, verified."""
     if not which:
@@ -225,13 +249,9 @@ def _rows_of(
         raise DamagedFile(path, f"field {name!r} is cut off")
     name_length, extra_length = struct.unpack("<HH", local[26:30])
     file.seek(info.header_offset + 30 + name_length + extra_length)
-    try:
-        np.lib.format.read_magic(file)
-        found_shape, fortran, found_dtype = np.lib.format.read_array_header_1_0(file)
-    except ValueError as error:
-        raise DamagedFile(path, f"field {name!r} is unreadable ({error})") from error
-    if (found_shape, fortran, found_dtype) != (shape, False, dtype):
-        raise DamagedFile(path, f"field {name!r} is {found_dtype}{found_shape}, the header says {dtype}{shape}")
+    expected = _npy_header(dtype, shape)
+    if file.read(len(expected)) != expected:
+        raise DamagedFile(path, f"field {name!r} is not {dtype}{shape}, as the header says")
     width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
     array = np.empty((rows[1] - rows[0], *shape[1:]), dtype=dtype)
     file.seek(rows[0] * width, os.SEEK_CUR)

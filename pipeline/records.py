@@ -39,11 +39,18 @@ class RecordFile:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], header: cdf2.Header, head: bytes, first: Mapping[str, Any] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        header: cdf2.Header,
+        head: bytes,
+        *,
+        first: Mapping[str, Any] | None = None,
+        rows: np.ndarray | None = None,
     ) -> RecordFile:
         """Begin a file (in place of one that is there): `head` is header and fixed variables.
 
-        With a `first` record the file appears together with it: some readers cannot open a file of no frames.
+        With a `first` record, or with `rows`, the file appears together with these: some readers cannot open a file of
+        no frames.
         """
         path = Path(path)
         assert len(head) == header.record_begin
@@ -52,6 +59,8 @@ class RecordFile:
             created = cls(draft, header, 0, _identity(os.stat(draft)))
             if first is not None:
                 created.append(first)
+            if rows is not None:
+                created.append_rows(rows)
             created.close()
         created.path = path
         return created

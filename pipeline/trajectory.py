@@ -84,7 +84,7 @@ class Trajectory:
         names = [n for n, wanted in (("velocities", velocities), ("forces", forces)) if wanted]
         header, head = _define(single, stage, names)
         values = frame_values(HostBatch(single), 0)
-        return cls(RecordFile.create(path, header, head, values))
+        return cls(RecordFile.create(path, header, head, first=values))
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str], step: int) -> Trajectory:

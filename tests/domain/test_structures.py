@@ -1,0 +1,177 @@
+"""From ASE and back: nothing moves, nothing is turned for good, nothing is lost silently."""
+
+from __future__ import annotations
+
+import ase
+import numpy as np
+import pytest
+import torch
+from ase import units
+from ase.build import bulk, fcc111, molecule
+from ase.calculators.lj import LennardJones
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mattermill.domain.batch import Batch, BatchError
+from mattermill.domain.structures import ASE_TIME_FS, lower_triangular, not_taken_along
+
+SETTINGS = settings(max_examples=60, deadline=None)
+
+
+def random_atoms(seed, n=5, left_handed=False, pbc=True):
+    rng = np.random.default_rng(seed)
+    cell = rng.normal(size=(3, 3)) * 2 + np.eye(3)[rng.permutation(3)] * 6
+    if (np.linalg.det(cell) < 0) != left_handed:
+        cell[2] *= -1
+    atoms = ase.Atoms(rng.integers(1, 30, n), rng.normal(size=(n, 3)) * 5, cell=cell, pbc=pbc)
+    atoms.set_momenta(rng.normal(size=(n, 3)))
+    return atoms
+
+
+@SETTINGS
+@given(st.integers(0, 10_000), st.booleans(), st.tuples(st.booleans(), st.booleans(), st.booleans()))
+def test_there_and_back(seed, left_handed, pbc):
+    atoms = random_atoms(seed, left_handed=left_handed, pbc=pbc)
+    batch = Batch.from_atoms(atoms, ["x"])
+    back = batch.to_atoms()[0]
+    np.testing.assert_allclose(back.positions, atoms.positions, atol=1e-12)
+    np.testing.assert_allclose(back.cell.array, atoms.cell.array, atol=1e-12)
+    np.testing.assert_allclose(back.get_momenta(), atoms.get_momenta(), atol=1e-12)
+    np.testing.assert_array_equal(back.numbers, atoms.numbers)
+    np.testing.assert_array_equal(back.pbc, atoms.pbc)
+    np.testing.assert_allclose(back.get_masses(), atoms.get_masses(), rtol=1e-15)
+    # Inside, the cell is lower-triangular, its hand and all distances are those of the input.
+    cell = batch.cell[0].numpy()
+    assert not np.triu(cell, 1).any()
+    assert cell[0, 0] > 0
+    assert cell[1, 1] > 0
+    assert np.linalg.det(cell) == pytest.approx(np.linalg.det(atoms.cell.array), rel=1e-12)
+    inside = ase.Atoms(atoms.numbers, batch.positions.numpy(), cell=cell, pbc=pbc)
+    np.testing.assert_allclose(
+        inside.get_all_distances(mic=True), atoms.get_all_distances(mic=True), rtol=1e-10, atol=1e-10
+    )
+
+
+def test_a_cell_that_is_lower_triangular_is_left_to_the_bit():
+    atoms = bulk("Ar", "hcp", a=3.7, c=6.0) * (2, 1, 1)
+    atoms.rattle(0.1, seed=1)
+    batch = Batch.from_atoms(atoms)
+    np.testing.assert_array_equal(batch.positions.numpy(), atoms.positions)
+    np.testing.assert_array_equal(batch.cell[0].numpy(), atoms.cell.array)
+
+
+@pytest.mark.parametrize("mask", [(1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)])
+def test_cells_with_vectors_of_no_length(mask):
+    """Slabs, rods and molecules: the vectors that are there turn as the convention says, the others stay zero."""
+    cell = np.random.default_rng(3).normal(size=(3, 3)) * np.array(mask)[:, None]
+    lower, rotation = lower_triangular(cell)
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-12)
+    assert np.linalg.det(rotation) == pytest.approx(1.0)
+    np.testing.assert_allclose(cell @ rotation, lower, atol=1e-12)
+    assert not np.triu(lower, 1).any()
+    np.testing.assert_allclose(np.linalg.norm(lower, axis=1), np.linalg.norm(cell, axis=1), atol=1e-12)
+    # ASE draws the same cell from lengths and angles.
+    from ase.geometry import cellpar_to_cell, complete_cell
+
+    if sum(mask) == 2:
+        full = ase.cell.Cell(complete_cell(lower))
+        if np.linalg.det(full.array) > 0:
+            np.testing.assert_allclose(
+                cellpar_to_cell(full.cellpar())[np.array(mask) > 0], lower[np.array(mask) > 0], atol=1e-9
+            )
+
+
+def test_a_diagonal_cell_with_a_negative_side_is_turned():
+    lower, rotation = lower_triangular(np.diag([-3.0, 4.0, 5.0]))
+    np.testing.assert_allclose(lower, np.diag([3.0, 4.0, -5.0]), atol=1e-14)
+    assert np.linalg.det(rotation) == pytest.approx(1.0)
+
+
+def test_dependent_vectors_are_returned_as_they_are():
+    flat = np.array([[1.0, 1.0, 0], [2.0, 2.0, 0], [0, 0, 3.0]])
+    lower, rotation = lower_triangular(flat)
+    np.testing.assert_array_equal(lower, flat)
+    np.testing.assert_array_equal(rotation, np.eye(3))
+
+
+def test_velocities_are_in_angstrom_per_fs():
+    """Against ASE's own unit of time: fs is the number of its time units in a femtosecond."""
+    assert pytest.approx(1 / units.fs, rel=1e-7) == ASE_TIME_FS
+    atoms = ase.Atoms("Ar", pbc=False)
+    atoms.set_velocities([[0.002 / units.fs, 0, 0]])  # 0.002 Å/fs
+    assert Batch.from_atoms(atoms).velocities[0, 0].item() == pytest.approx(0.002, rel=1e-7)
+
+
+def test_kinetic_energy_and_stress_keep_their_invariants():
+    atoms = random_atoms(5, n=4)
+    atoms.calc = LennardJones(sigma=2.0, epsilon=0.01, rc=5.0)
+    stress, energy, forces = atoms.get_stress(voigt=False), atoms.get_potential_energy(), atoms.get_forces()
+    batch = Batch.from_atoms(atoms)
+    rotation = batch.rotation[0]
+    turned = rotation.T @ torch.from_numpy(stress) @ rotation
+    batch = batch.with_fields(
+        atoms={"forces": torch.from_numpy(forces) @ rotation},
+        systems={"stress": turned[None], "energy": torch.tensor([energy], dtype=torch.float64)},
+    )
+    back = batch.to_atoms()[0]
+    np.testing.assert_allclose(back.get_stress(voigt=False), stress, atol=1e-12)
+    np.testing.assert_allclose(back.get_forces(), forces, atol=1e-10)
+    assert back.get_potential_energy() == energy
+    assert back.get_kinetic_energy() == pytest.approx(atoms.get_kinetic_energy(), rel=1e-12)
+
+
+def test_molecule_slab_and_bulk_in_one_batch():
+    systems = [molecule("H2O"), fcc111("Al", (2, 2, 3)), bulk("Ar", cubic=True)]
+    batch = Batch.from_atoms(systems, ["m", "s", "b"])
+    assert batch.counts.tolist() == [3, 12, 4]
+    assert batch.pbc.tolist() == [[False] * 3, [True, True, False], [True] * 3]
+    for atoms, back in zip(systems, batch.to_atoms(), strict=True):
+        np.testing.assert_allclose(back.positions, atoms.positions, atol=1e-12)
+        np.testing.assert_allclose(back.cell.array, atoms.cell.array, atol=1e-12)
+
+
+def test_positions_outside_the_cell_are_not_wrapped():
+    atoms = bulk("Ar", cubic=True)
+    atoms.positions += 100.0
+    assert Batch.from_atoms(atoms).to_atoms()[0].positions.min() >= 100.0
+
+
+def test_own_arrays_of_any_number_type_travel():
+    atoms = bulk("Ar", cubic=True)
+    atoms.set_array("charge", np.arange(4, dtype=np.float32))
+    atoms.set_array("spin", np.arange(12, dtype=np.int16).reshape(4, 3))
+    atoms.set_array("chosen", np.array([True, False, True, False]))
+    batch = Batch.concat([Batch.from_atoms(atoms, ["a"]), Batch.from_atoms(bulk("Kr", cubic=True), ["b"])])
+    assert batch.charge.dtype == torch.float64
+    assert batch.spin.dtype == torch.int64
+    assert batch.chosen.dtype == torch.bool
+    first, second = batch.to_atoms()
+    for name in ("charge", "spin", "chosen"):
+        np.testing.assert_array_equal(first.get_array(name), atoms.get_array(name))
+    assert "charge" not in second.arrays, "a field that a system never had is not invented"
+
+
+def test_what_is_not_taken_along_is_named():
+    atoms = bulk("Ar", cubic=True)
+    assert not_taken_along(atoms) == []
+    atoms.set_array("label", np.array(list("abcd")))
+    atoms.set_array("forces", np.zeros((4, 3)))
+    atoms.set_constraint(FixAtoms([1]))
+    atoms.set_celldisp([1.0, 0, 0])
+    atoms.info.update({"ok": [1, np.float64(2)], "bad": {"deep": object()}, 3: "key"})
+    atoms.calc = SinglePointCalculator(atoms, energy=1.0)
+    left = not_taken_along(atoms)
+    for name in ("label", "forces", "constraints", "celldisp", "calculator result 'energy'", "info 'bad'", "info 3"):
+        assert left.count(name) == 1, (name, left)
+    assert "info 'ok'" not in left
+    batch = Batch.from_atoms(atoms)
+    assert batch.info[0] == {"ok": [1, 2.0]}
+    assert "label" not in batch
+    assert "forces" not in batch
+
+
+def test_as_many_ids_as_structures():
+    with pytest.raises(BatchError, match="2 structures need as many ids, got 1"):
+        Batch.from_atoms([bulk("Ar"), bulk("Kr")], ["a"])
