@@ -8,7 +8,6 @@ Along a periodic axis the domains tile [0, 1); along any other they cover the wh
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ import numpy as np
 
 from .neighbors import full_box
 from .units import heights
-
-log = logging.getLogger(__name__)
 
 # Cuts within this share of a domain's atoms are as good as the exact quantile: the widest gap among them is taken.
 _CUT_WINDOW = 0.02
@@ -155,7 +152,7 @@ def choose_grid(
         cell: (3, 3), Å. pbc: (3,) bool. positions: (n, 3), Å, anywhere.
         size: ranks there are. reach: Å, cutoff + skin.
         split_atoms: a rank is only added for every so many atoms.
-        grid: domains per axis, if the caller wants to choose; reduced, with a warning, where they would be too thin.
+        grid: domains per axis, if the caller wants to choose; reduced where they would be too thin.
 
     Raises:
         ValueError: a forced grid that is not three positive numbers or needs more ranks than there are.
@@ -183,11 +180,6 @@ def grid_for(
         if ranks == 1:
             return WHOLE
         dims = _best(_occupied(frame, fractional, reach), reach, ranks)
-        if np.prod(dims) < ranks:
-            log.info(
-                "%d atoms in a cell %s Å thick use %d of %d ranks (grid %s): domains must be at least %.3g Å thick",
-                n_atoms, np.round(frame.heights, 2).tolist(), np.prod(dims), ranks, dims, reach,
-            )  # fmt: skip
     if dims == (1, 1, 1):
         return WHOLE
     thinnest = [reach / h * (1 + 1e-9) for h in frame.heights]
@@ -209,13 +201,7 @@ def check_grid(grid: Sequence[int], size: int) -> tuple[int, int, int]:
 def _allowed(dims: tuple[int, int, int], frame: Frame, reach: float) -> tuple[int, int, int]:
     """The forced grid, reduced along periodic axes where its domains would be thinner than reach."""
     most = [_fits(h, reach) if p else d for h, p, d in zip(frame.heights, frame.periodic, dims, strict=True)]
-    smaller = (min(dims[0], most[0]), min(dims[1], most[1]), min(dims[2], most[2]))
-    if smaller != dims:
-        log.warning(
-            "grid %s reduced to %s: domains must be at least %.4g Å thick (cutoff + skin), the cell is %s Å thick",
-            dims, smaller, reach, np.round(frame.heights, 3).tolist(),
-        )  # fmt: skip
-    return smaller
+    return min(dims[0], most[0]), min(dims[1], most[1]), min(dims[2], most[2])
 
 
 def _fits(length: float, reach: float) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .halo import NO_HALO, HaloPlan, plan_halo
 from .neighbors import SystemList, build_system_list
-from .partition import WHOLE, Frame, RankGrid, grid_for
+from .partition import WHOLE, Frame, RankGrid, grid_for, ranks_for
+
+log = logging.getLogger(__name__)
 
 _NO_LIST = SystemList(
     0, 0, np.zeros(0, np.int32), np.zeros((0, 3), np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32),
@@ -36,9 +39,13 @@ class Splitting:
         """Whether a system of so many atoms may ever lie on more than one rank."""
         if self.size == 1:
             return False
+        return self.wanted(n_atoms) > 1
+
+    def wanted(self, n_atoms: int) -> int:
+        """Ranks that a system of so many atoms would use if its shape allowed it."""
         if self.grid is not None:
-            return self.grid != (1, 1, 1)
-        return n_atoms >= 2 * max(self.split_atoms, 1)
+            return self.grid[0] * self.grid[1] * self.grid[2]
+        return ranks_for(n_atoms, self.size, self.split_atoms)
 
 
 @dataclass
@@ -56,6 +63,7 @@ class Resident:
         owners: int32, (n,), owning rank by place.
         grid, image, halo, list: as of the last rebuild; image int32 (owned here, 3).
         broken: why the system can't go on, once it can't.
+        said: what was last logged about its grid.
     """
 
     id: str
@@ -71,6 +79,7 @@ class Resident:
     halo: HaloPlan = NO_HALO
     list: SystemList = field(default_factory=lambda: _NO_LIST)
     broken: str | None = None
+    said: str = ""
 
     @property
     def n_atoms(self) -> int:
@@ -122,6 +131,8 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
     grid, box = layout.grid, layout.frame.box
     ranks = resident.domain_ranks(grid.n_domains)
     held = resident.held(rank)
+    if rank == 0 and resident.divisible:
+        _say(resident, layout, splitting)
     resident.grid, resident.image = grid, layout.image[held]
     margin = splitting.reach / layout.frame.heights
     halo = plan_halo(grid, layout.fractional, layout.domains, margin, ranks, rank)
@@ -142,6 +153,21 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
         splitting.reach,
         np.concatenate([resident.atom_ids[held], resident.atom_ids[halo.ghost_atoms]]),
     )
+
+
+def _say(resident: Resident, layout: Layout, splitting: Splitting) -> None:
+    """Log, once per change, that a system uses fewer ranks than it was given."""
+    wanted = splitting.wanted(resident.n_atoms)
+    news = f"{layout.grid.dims}" if layout.grid.n_domains < wanted else ""
+    if news and news != resident.said:
+        log.log(
+            logging.INFO if splitting.grid is None else logging.WARNING,
+            "system %r uses %d of %d ranks, grid %s: domains must be at least %.4g Å thick (cutoff + skin), its cell "
+            "is %s Å thick",
+            resident.id, layout.grid.n_domains, wanted, layout.grid.dims, splitting.reach,
+            np.round(layout.frame.heights, 3).tolist(),
+        )  # fmt: skip
+    resident.said = news
 
 
 def drop_lists(resident: Resident) -> None:
