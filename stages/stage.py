@@ -47,7 +47,7 @@ class Stage(Node):
             object.__setattr__(self, "name", type(self).__name__.lower())
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"a stage's name must be letters, digits and . _ + - (it names files), starting with a letter or a digit; "
+                f"a stage's name must be letters, digits and . _ + - (it names files), letter or digit first; "
                 f"is {self.name!r}"
             )
         if self.ranks != "auto":
