@@ -43,7 +43,7 @@ def triclinic() -> Atoms:
 
 
 def skewed() -> Atoms:
-    atoms = bulk("Ar", "fcc", 5.5, cubic=True).repeat((4, 4, 3))
+    atoms = bulk("Ar", "fcc", 5.5, cubic=True).repeat((4, 4, 4))
     cell = atoms.cell.array
     # The same lattice in a strongly skewed cell.
     atoms.set_cell([cell[0], cell[1] + cell[0], cell[2] - cell[1]])
