@@ -105,7 +105,7 @@ class Program:
             found = await self.membership.look()
         check_members(found, max(line.size for line in self.lines.values()), ranks)
         work = Work.of(self.recipe).pickled()
-        plugin = RankPlugin(self.session, str(self.folder.path), work, self.options.device, quiet=self.own)
+        plugin = RankPlugin(self.session, str(self.folder.path), work, self.options.device, own=self.own)
         await self.client.register_plugin(plugin)
         self.membership.update(found)
         self._load()

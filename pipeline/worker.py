@@ -6,7 +6,9 @@ after a death, and then it must not do anything (`StaleClaim`). Nothing is globa
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -34,12 +36,12 @@ class RankPlugin(WorkerPlugin):
         folder: where leads write.
         work: a pickled `Work`: what the stages are. Pickled here, because a user's own classes go by value.
         device: see `pick_device`.
-        quiet: whether the worker ignores Ctrl-C; on the campaign's own cluster, whose workers get it from the
-            terminal as well, and must live to drain.
+        own: whether the cluster is the campaign's own. Its workers ignore Ctrl-C, which they get from the terminal as
+            well, as they must live to drain; and they end without ceremony.
     """
 
-    def __init__(self, session: str, folder: str, work: bytes, device: str = "auto", *, quiet: bool = False) -> None:
-        self.session, self.folder, self.device, self.quiet = session, Folder(folder), device, quiet
+    def __init__(self, session: str, folder: str, work: bytes, device: str = "auto", *, own: bool = False) -> None:
+        self.session, self.folder, self.device, self.own = session, Folder(folder), device, own
         self.name = plugin_name(session)
         self._work = work
         self.seat: Seat | None = None
@@ -48,8 +50,11 @@ class RankPlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         self.host = get_address_host(worker.address)
-        if self.quiet and threading.current_thread() is threading.main_thread():
+        if self.own and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Registered before torch and Warp are imported, so that it runs after whatever they register. To take
+            # them apart object by object takes seconds, after which Dask would kill the process anyway.
+            atexit.register(os._exit, 0)
 
     def teardown(self, worker: Worker) -> None:
         # Called on the event loop: closing waits for nobody.
