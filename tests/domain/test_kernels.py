@@ -1,0 +1,103 @@
+"""Launches on torch tensors, sums with a fixed order, placing images."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mattermill.domain import kernels
+
+
+def test_segment_sum_is_the_sequential_sum() -> None:
+    values = torch.randn(40, 3, dtype=torch.float64)
+    ptr = torch.tensor([0, 0, 13, 14, 40, 40])
+    got = kernels.segment_sum(values, ptr).numpy()
+    for s in range(5):
+        expected = np.zeros(3)
+        for row in values[ptr[s] : ptr[s + 1]].numpy():
+            expected = expected + row
+        assert (got[s] == expected).all()
+    flat = kernels.segment_sum(values[:, 1].contiguous(), ptr)
+    assert flat.shape == (5,)
+    assert (flat.numpy() == got[:, 1]).all()
+
+
+def test_segment_sum_has_the_same_bits_at_any_offset() -> None:
+    rows = torch.randn(101, 2, dtype=torch.float64)
+    alone = kernels.segment_sum(rows, torch.tensor([0, 101]))
+    for before in (1, 2, 3, 5, 8):
+        values = torch.cat([torch.randn(before, 2, dtype=torch.float64), rows, rows[:7]])
+        shared = kernels.segment_sum(values, torch.tensor([0, before, before + 101, before + 108]))
+        assert torch.equal(shared[1], alone[0])
+
+
+def test_segment_sum_of_nothing() -> None:
+    assert kernels.segment_sum(torch.zeros(0, 3, dtype=torch.float64), torch.tensor([0, 0])).tolist() == [[0, 0, 0]]
+    assert kernels.segment_sum(torch.zeros(0, dtype=torch.float64), torch.tensor([0])).shape == (0,)
+
+
+def test_a_launch_sees_new_tensors_and_new_contents() -> None:
+    ptr = torch.tensor([0, 4])
+    for trial in range(20):
+        values = torch.full((4, 2), float(trial), dtype=torch.float64)
+        assert kernels.segment_sum(values, ptr).tolist() == [[4.0 * trial] * 2]
+    values[0, 0] = 100.0
+    assert kernels.segment_sum(values, ptr)[0, 0] == 100.0 + 3 * 19
+    ptr = torch.tensor([0, 1, 4])
+    assert kernels.segment_sum(values, ptr).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.zeros(4, 3, dtype=torch.float32),
+        torch.zeros(3, 4, dtype=torch.float64).t(),
+        torch.zeros(4, 2, dtype=torch.float64),
+        torch.zeros(12, dtype=torch.float64),
+    ],
+)
+def test_a_launch_refuses_what_does_not_fit(wrong: torch.Tensor) -> None:
+    index = torch.zeros(1, dtype=torch.int32)
+    args = (index, index, torch.zeros(1, 3, dtype=torch.int32), index, torch.eye(3, dtype=torch.float64)[None])
+    with pytest.raises(TypeError, match=r"positions.*must be a contiguous"):
+        kernels.place_images(wrong, *args)
+
+
+def test_place_images() -> None:
+    rng = np.random.default_rng(0)
+    cells = rng.normal(size=(2, 3, 3))
+    positions = torch.from_numpy(rng.normal(size=(5, 3)))
+    shift = np.array([[1, -2, 0], [0, 0, 3]], dtype=np.int32)
+    before = positions.numpy().copy()
+    as32 = {"dtype": torch.int32}
+    kernels.place_images(
+        positions,
+        torch.tensor([3, 4], **as32),
+        torch.tensor([0, 2], **as32),
+        torch.from_numpy(shift),
+        torch.tensor([0, 1], **as32),
+        torch.from_numpy(cells),
+    )
+    assert (positions[:3].numpy() == before[:3]).all()
+    assert positions[3].numpy() == pytest.approx(before[0] + shift[0] @ cells[0], abs=1e-14)
+    assert positions[4].numpy() == pytest.approx(before[2] + shift[1] @ cells[1], abs=1e-14)
+
+
+def test_models_and_neighbourhoods_do_not_load_warp() -> None:
+    code = (
+        "import sys; from mattermill.domain import neighborhood, units; from mattermill.domain import models;"
+        "models.noble_gases();"
+        "print([m for m in ('warp', 'vesin', 'scipy', 'pandas', 'dask') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_initialising_warp_prints_nothing() -> None:
+    code = "import mattermill.domain.kernels as k; k.warm()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
