@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,18 +98,20 @@ def run(
 ) -> None:
     """Run a recipe over structures; it blocks until the campaign has ended."""
     from ..domain.reading import read
-    from .folder import Folder
+    from .folder import Folder, safe_name
     from .recipe_file import load_recipe, structures_of
 
     with one_line_errors():
         recipe = load_recipe(recipe_file)
         if seed is not None:
             recipe = dataclasses.replace(recipe, seed=seed)
-        folder = Folder(out or f"{recipe.name}.mill")
+        folder = Folder(out or f"{safe_name(recipe.name)}.mill")
         folder.refuse_campaign()  # before any file is read or any worker starts
         systems = read(structures if structures else structures_of(recipe_file))
         with _client(scheduler) as client:
-            campaign = recipe.start(systems, out=folder.path, client=client, ranks=ranks, progress=not quiet)
+            campaign = recipe.start(
+                systems, out=folder.path, client=client, ranks=ranks, progress=False if quiet else None
+            )
             _wait(campaign, folder.path)
 
 
@@ -129,8 +132,10 @@ def resume(
 
     with one_line_errors():
         known = load_recipe(recipe) if recipe is not None else None
+        if known is not None:
+            known = dataclasses.replace(known, seed=_stored_seed(folder, known.seed))
         with _client(scheduler) as client:
-            campaign = start_again(folder, known, client=client, ranks=ranks, progress=not quiet)
+            campaign = start_again(folder, known, client=client, ranks=ranks, progress=False if quiet else None)
             _wait(campaign, folder)
 
 
@@ -223,19 +228,44 @@ def _wait(campaign: Any, folder: Path) -> None:
     from .folder import Folder
 
     try:
-        campaign.wait()
+        with _interrupted_by_sigterm():
+            campaign.see_through()
     except KeyboardInterrupt:
-        campaign.stop()
-        fail(f"interrupted: go on with `mattermill resume {folder}`", EXIT_INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except CampaignError as error:
-        fail(str(error), EXIT_FAILED)
+        fail(f"{error} (go on with `mattermill resume {folder}`)", EXIT_FAILED)
+    out = console()
     with _ledger(folder) as ledger:
-        out = console()
+        left = len(ledger.pending())
         out.print(_table(Folder(folder), ledger))
         _print_failures(out, ledger)
+    if left:
+        fail(f"stopped with {left} visits to go: go on with `mattermill resume {folder}`", EXIT_FAILED)
     out.print(
-        f'results: {folder}   (python: mattermill.open_campaign("{folder}").summary)', markup=False, soft_wrap=True
+        f'results in {folder}: mattermill.open_campaign("{folder}")', markup=False, highlight=False, soft_wrap=True
     )
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """A batch system ends jobs with SIGTERM: inside, that is an interrupt like any other."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stored_seed(folder: Path, default: int) -> int:
+    """The seed that the campaign was started with: `run --seed` may have changed that of the recipe file."""
+    from .folder import Folder
+
+    seed = json.loads(Folder.open(folder).recipe.read_text()).get("seed")
+    return seed if isinstance(seed, int) else default
 
 
 def _ledger(folder: Path) -> Ledger:

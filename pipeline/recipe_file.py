@@ -98,9 +98,5 @@ def _describe(path: Path, error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"{where}: the file ends Python itself: keep that under `if __name__ == '__main__':`"
     first = (str(error) or "no message").splitlines()[0]
-    # Our own typed errors say what to do; of others the type is part of the message.
-    return (
-        f"{where}: {first}"
-        if type(error).__module__.startswith("mattermill")
-        else f"{where}: {type(error).__name__}: {first}"
-    )
+    # A ValueError, ours or another's, says itself what is wrong; of other errors the type is part of the message.
+    return f"{where}: {first}" if isinstance(error, ValueError) else f"{where}: {type(error).__name__}: {first}"

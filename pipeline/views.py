@@ -147,8 +147,8 @@ def running_steps(ledger: Ledger) -> dict[str, str]:
 
 
 def failure_lines(ledger: Ledger, limit: int = 10) -> list[str]:
-    """One line per system that failed, never entered or was quarantined, the first ones only."""
-    lines = [f"{s.id}: not read: {s.failure}" for s in ledger.systems() if s.failure]
+    """One line per visit that failed or was quarantined, the first ones only."""
+    lines: list[str] = []
     for status in ("failed", "quarantined"):
         lines += [f"{v.system}: {status} in {v.stage}: {v.reason}" for v in ledger.visits(status=status)]
     if len(lines) > limit:

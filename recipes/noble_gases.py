@@ -5,8 +5,8 @@
 or, without the closing table and picture, `mattermill run recipes/noble_gases.py --out noble-gases.mill`.
 
 The crystals are those of ase.collections.dcdft, whose volumes lie far from the Lennard-Jones minimum: the cell has to
-relax first. Then all are heated to 100 K at the relaxed volume. That is 0.4 of xenon's well depth and 2.8 of neon's:
-xenon stays a crystal, neon melts. The systems above 2,000 atoms are produced on two ranks.
+relax first. Then all are heated to 150 K at the relaxed volume. kT is then 0.65 of the well depth of xenon and 4.1 of
+that of neon: xenon stays a crystal, neon melts. Systems above 2,000 atoms are produced on two ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import mattermill as mm
 if TYPE_CHECKING:
     from ase import Atoms
 
-KELVIN = 100.0
+KELVIN = 150.0
 #: Atoms above which a system is produced on two ranks.
 LARGE = 2_000
 #: Pure crystals: conventional cells (4 atoms) along an edge. 4: 256 atoms, 10: 4,000.

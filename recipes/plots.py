@@ -87,7 +87,7 @@ def closing_table(campaign: Any, console: Console) -> list[Row]:
     """Print the table; returns its rows."""
     rows = rows_of(campaign)
     table = Table(
-        title="noble gases: crystals relaxed at 0 K, then at their relaxed volume at 100 K", title_justify="left"
+        title="noble gases: crystals relaxed at 0 K, then at their relaxed volume at 150 K", title_justify="left"
     )
     table.add_column("system", no_wrap=True)
     for name in ("atoms", "a (Å)", "cohesive (meV)", "T (K)", "p (GPa)", "steps", "atom-steps/s"):
