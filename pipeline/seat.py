@@ -50,6 +50,7 @@ class Seat:
         )
         self.inbox: list[Batch] = []
         self.outbox: dict[int, Batch] = {}
+        self._progress: dict[str, int] = {}
         self._files = itertools.count()
 
     @property
@@ -85,6 +86,7 @@ class Seat:
         resident = self.run.resident() if order.checkpoint else None
         if not self.is_lead:
             return None
+        self._progress = segment.progress
         if segment.finished:
             self.outbox[order.number] = segment.finished
         return Report(
@@ -93,7 +95,7 @@ class Seat:
             finished=self._write(segment.finished),
             failed=self._write(segment.failed, "-failed"),
             verdicts=self._judge(segment),
-            checkpoint=self._checkpoint(resident, segment),
+            checkpoint=self._checkpoint(resident),
             aboard={i: segment.progress.get(i, 0) for i in (*segment.resident, *segment.waiting)},
             atom_steps=segment.atom_steps,
             seconds=segment.seconds,
@@ -111,7 +113,7 @@ class Seat:
         if checkpoint:
             resident = self.run.resident()
             if resident is not None and self.is_lead:
-                kept = self._checkpoint(resident, None)
+                kept = self._checkpoint(resident)
         self.abandon()
         return kept
 
@@ -137,13 +139,12 @@ class Seat:
         path = self.folder.handoff_file(self.post.stage, self._key() + suffix)
         return self._file(path, batch)
 
-    def _checkpoint(self, resident: Batch | None, segment: SegmentReport | None) -> StateFile | None:
+    def _checkpoint(self, resident: Batch | None) -> StateFile | None:
         if not resident:
             return None
         self.reporter.sync()
-        steps = segment.progress if segment is not None else {}
         path = self.folder.checkpoint_file(self.post.stage, self._key())
-        return self._file(path, resident, {i: steps.get(i, 0) for i in resident.ids})
+        return self._file(path, resident, {i: self._progress.get(i, 0) for i in resident.ids})
 
     def _file(self, path: Path, batch: Batch, steps: dict[str, int] | None = None) -> StateFile:
         digest = write_batch(path, batch)
