@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .atomic import replacing
 from .folder import Folder
-from .ledger import Ledger
+from .ledger import Ledger, Visit
 from .view import CampaignView
+
+if TYPE_CHECKING:
+    from ase import Atoms
 
 _NO_RESULT = {"failed", "quarantined"}
 
@@ -21,7 +25,7 @@ def write_final_structures(
     Args:
         folder: of the campaign.
         out: the file; its ending names the format, as ASE knows it (extxyz, cif, …).
-        stage: states at the end of this stage; None: of each system the last it ended in, several after a fan-out.
+        stage: states at the end of this stage; None: of each system the last that it has, several after a fan-out.
 
     Returns:
         How many structures were written. Failed systems are not.
@@ -35,12 +39,9 @@ def write_final_structures(
         stages = ledger.stages()
         if stage is not None and stage not in stages:
             raise ValueError(f"no system has been in a stage {stage!r}; stages so far: {', '.join(stages) or 'none'}")
-        if stage is not None:
-            visits = ledger.visits(stage, done=True)
-        else:
-            visits = [v for last in ledger.last_visits().values() for v in last]
+        visits = ledger.visits(stage, done=True) if stage is not None else _last_states(ledger)
     structures = []
-    for visit, state in view.states([v for v in visits if v.status is not None and v.status not in _NO_RESULT]):
+    for visit, state in view.states([v for v in visits if v.status not in _NO_RESULT]):
         atoms = state.to_atoms()[0]
         atoms.info.update({"id": visit.system, "stage": visit.stage, "status": visit.status})
         structures.append(atoms)
@@ -50,7 +51,24 @@ def write_final_structures(
     return len(structures)
 
 
-def _write(out: Path, structures: list) -> None:  # type: ignore[type-arg]
+def _last_states(ledger: Ledger) -> list[Visit]:
+    """Of each branch that a system took, the last visit that left a state; a failed end leaves none to show.
+
+    Filters, and visits that have not ended, have no state of their own: the one before it counts.
+    """
+    visits = {(v.system, v.stage): v for v in ledger.visits()}
+    found: dict[tuple[str, str], Visit] = {}
+    for last in ledger.last_visits().values():
+        for visit in last:
+            here: Visit | None = visit
+            while here is not None and not here.state_file and here.status not in _NO_RESULT:
+                here = visits.get((here.system, here.parent))
+            if here is not None and here.status is not None:
+                found[here.system, here.stage] = here
+    return list(found.values())
+
+
+def _write(out: Path, structures: list[Atoms]) -> None:
     from ase.io import write
     from ase.io.formats import UnknownFileTypeError, filetype, get_ioformat
 

@@ -90,7 +90,7 @@ def write_batch(path: str | os.PathLike[str], batch: Batch, *, sync: bool = True
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 member.write(_npy_header(array.dtype, array.shape))
-                member.write(memoryview(array.reshape(-1)).cast("B") if array.size else b"")
+                member.write(_bytes_of(array))
     return digest
 
 
@@ -157,12 +157,17 @@ def _digests(ptr: np.ndarray, arrays: dict[str, np.ndarray]) -> list[str]:
     """One digest per system over its rows of every field, fields in the order of their names."""
     hashers = [hashlib.blake2b(digest_size=16) for _ in ptr[:-1]]
     for name in sorted(arrays):
-        rows = memoryview(arrays[name].reshape(-1)).cast("B") if arrays[name].size else memoryview(b"")
+        rows = _bytes_of(arrays[name])
         width = arrays[name].dtype.itemsize * int(np.prod(arrays[name].shape[1:], dtype=np.int64))
         offsets = ptr if name.startswith("atoms/") else np.arange(len(ptr))
         for hasher, first, last in zip(hashers, offsets[:-1], offsets[1:], strict=True):
             hasher.update(rows[int(first) * width : int(last) * width])
     return [h.hexdigest() for h in hashers]
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array, not a copy."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -255,7 +260,7 @@ def _rows_of(
     width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
     array = np.empty((rows[1] - rows[0], *shape[1:]), dtype=dtype)
     file.seek(rows[0] * width, os.SEEK_CUR)
-    if array.size and file.readinto(memoryview(array.reshape(-1)).cast("B")) != array.nbytes:  # type: ignore[attr-defined]
+    if file.readinto(_bytes_of(array)) != array.nbytes:  # type: ignore[attr-defined]
         raise DamagedFile(path, f"field {name!r} is cut off")
     return array
 

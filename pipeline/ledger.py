@@ -43,6 +43,7 @@ CREATE TABLE systems (
 CREATE TABLE visits (
     system     TEXT NOT NULL,
     stage      TEXT NOT NULL,
+    parent     TEXT NOT NULL DEFAULT '',     -- the stage it came from
     status     TEXT,                         -- NULL while pending or running
     reason     TEXT NOT NULL DEFAULT '',
     attempts   INTEGER NOT NULL DEFAULT 0,   -- times it was started
@@ -98,6 +99,7 @@ class Queued:
     n_atoms: int = 0
     file: str | None = None
     digest: str | None = None
+    parent: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ class Visit:
 
     system: str
     stage: str
+    parent: str
     status: str | None
     reason: str
     attempts: int
@@ -433,13 +436,10 @@ class Ledger:
         return {row[0] for row in rows}
 
     def last_visits(self) -> dict[str, list[Visit]]:
-        """Per system the visits that led nowhere further: one, or one per branch of the graph.
-
-        A visit led further when its system has a visit that started from the state this one ended in.
-        """
+        """Per system the visits that led nowhere further: one, or one per branch of the graph."""
         rows = self._rows(
-            "SELECT v.* FROM visits v WHERE v.state_file IS NULL OR NOT EXISTS (SELECT 1 FROM visits w "
-            "WHERE w.system = v.system AND w.input_file = v.state_file AND w.stage != v.stage)"
+            "SELECT v.* FROM visits v WHERE NOT EXISTS "
+            "(SELECT 1 FROM visits w WHERE w.system = v.system AND w.parent = v.stage)"
         )
         last: dict[str, list[Visit]] = {}
         for row in rows:
@@ -471,9 +471,9 @@ def _now() -> str:
 
 def _queue(db: sqlite3.Connection, entry: Queued, now: str) -> None:
     db.execute(
-        "INSERT OR IGNORE INTO visits (system, stage, n_atoms, queued, input_file, input_digest) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
-        (entry.system, entry.stage, entry.n_atoms, now, entry.file, entry.digest),
+        "INSERT OR IGNORE INTO visits (system, stage, parent, n_atoms, queued, input_file, input_digest) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (entry.system, entry.stage, entry.parent, entry.n_atoms, now, entry.file, entry.digest),
     )
 
 
@@ -515,8 +515,8 @@ def _finish(db: sqlite3.Connection, entry: Finished, now: str) -> None:
     db.execute("DELETE FROM checkpoints WHERE system = ? AND stage = ?", key)
     for stage in entry.next_stages:
         db.execute(
-            "INSERT OR IGNORE INTO visits (system, stage, n_atoms, queued, input_file, input_digest) "
-            "SELECT system, ?, n_atoms, ?, ?, ? FROM visits WHERE system = ? AND stage = ?",
+            "INSERT OR IGNORE INTO visits (system, stage, parent, n_atoms, queued, input_file, input_digest) "
+            "SELECT system, ?, stage, n_atoms, ?, ?, ? FROM visits WHERE system = ? AND stage = ?",
             (stage, now, entry.file, entry.digest, *key),
         )
 

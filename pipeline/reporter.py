@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict
 
 from ..domain.batch import Batch
@@ -115,7 +116,9 @@ class TrajectoryReporter:
         write_structures(self.folder.topology_file(system_id, self.stage), single, oriented=False)
 
 
-def write_structures(path, batch: Batch, *, oriented: bool = True, format: str = "extxyz") -> None:  # type: ignore[no-untyped-def]
+def write_structures(
+    path: str | os.PathLike[str], batch: Batch, *, oriented: bool = True, format: str = "extxyz"
+) -> None:
     """Write structures to one file in one step.
 
     Args:

@@ -103,13 +103,16 @@ def test_the_checkpoint_before_is_kept_until_the_visit_ends(ledger):
 def test_the_last_visit_of_each_branch(ledger):
     ledger.record(
         [
-            Finished("s0", "relax", "converged", file="r.npz", next_stages=("cold", "hot")),
+            Finished("s0", "relax", "converged", file="r.npz", next_stages=("small", "large")),
+            Finished("s0", "small", "finished", file="r.npz", next_stages=("cold",)),
+            Finished("s0", "large", "filtered", file="r.npz"),
             Finished("s0", "cold", "finished", file="c.npz"),
             Finished("s1", "relax", "failed", "exploded"),
         ]
     )
     last = ledger.last_visits()
-    assert sorted(v.stage for v in last["s0"]) == ["cold", "hot"]
+    assert sorted(v.stage for v in last["s0"]) == ["cold", "large"]
+    assert ledger.visit("s0", "cold").parent == "small"
     assert [v.status for v in last["s1"]] == ["failed"]
     assert [v.stage for v in last["s2"]] == ["relax"]
 

@@ -190,21 +190,29 @@ def test_export(campaign, tmp_path, states):
         write_final_structures(campaign.path, tmp_path / "a.docx", "relax")
     with pytest.raises(ValueError, match="holds one structure, there are 2"):
         write_final_structures(campaign.path, tmp_path / "a.gen", "relax")
-    with pytest.raises(ValueError, match="no final structures"):
-        write_final_structures(campaign.path, out)  # those that ended are not finished in heat/up
+    with pytest.raises(ValueError, match="no final structures of 'heat/up'"):
+        write_final_structures(campaign.path, out, "heat/up")
 
 
 def test_export_of_the_last_state_of_every_branch(campaign, tmp_path):
+    """ar has ended in heat, was let pass by one filter and stopped by another; ne is still on its way in heat."""
+    state = open_campaign(campaign.path).structures("relax").select(["ar"])
+    path = campaign.handoff_file("heat", "2")
+    write_batch(path, state)
     with Ledger.open(campaign.ledger) as ledger:
-        visit = ledger.visit("ne", "relax")
-        ledger.record([Finished("ne", "heat/up", "finished", file=None, next_stages=())])
-        path = campaign.handoff_file("heat", "2")
-        write_batch(path, open_campaign(campaign.path).structures("relax").select(["ar"]))
-        ledger.record([Finished("ar", "heat/up", "finished", file=campaign.relative(path))])
-        assert visit.state_file is not None
+        end = {"file": campaign.relative(path)}
+        ledger.record(
+            [
+                Finished("ar", "heat/up", "finished", next_stages=("small", "large"), **end),
+                Finished("ar", "small", "finished", next_stages=("cold",), **end),
+                Finished("ar", "large", "filtered", "not n_atoms > 500"),
+                Finished("ar", "cold", "failed", "exploded"),
+            ]
+        )
     out = tmp_path / "final.extxyz"
-    assert write_final_structures(campaign.path, out) == 1
-    assert ase.io.read(out).info["stage"] == "heat/up"
+    assert write_final_structures(campaign.path, out) == 2
+    found = {(a.info["id"], a.info["stage"]) for a in ase.io.read(out, index=":")}
+    assert found == {("ne", "relax"), ("ar", "heat/up")}
 
 
 def test_opening_what_is_no_campaign(tmp_path):
