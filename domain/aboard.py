@@ -113,9 +113,9 @@ class Aboard:
         if not self.residents:
             return []
         worst = self._follow()
-        due = np.flatnonzero(~(worst <= 1.0))
-        if not len(due):
+        if worst.max() <= 1.0:
             return []
+        due = np.flatnonzero(~(worst <= 1.0))
         broken = [int(s) for s in due if not np.isfinite(worst[s]) and self.residents[s].broken is None]
         for s in broken:
             self.residents[s].broken = "positions or cell became non-finite, or an atom moved beyond all reason"

@@ -261,8 +261,7 @@ def _gap(ordered: np.ndarray, k: int, parts: int) -> float:
     """A plane near the k-th of `parts` quantiles, in the middle of the widest gap there."""
     n = len(ordered)
     middle = min(max(round(k * n / parts), 1), n - 1)
-    # A crystal's layers hold many atoms at one height: look as far as half a layer spacing's worth of atoms may be.
-    window = max(1, int(_CUT_WINDOW * n / parts))
+    window = int(_CUT_WINDOW * n / parts)
     low, high = max(1, middle - window), min(n - 1, middle + window)
     gaps = ordered[low : high + 1] - ordered[low - 1 : high]
     widest = gaps.max()

@@ -74,7 +74,8 @@ class DomainParallel:
     def admit(self, batch: Batch | None) -> None:
         """As `partition`, also while others are under way; they are not affected, to the last bit.
 
-        A system that carries a reference (because it was aboard before) gets the very lists it had.
+        A system that carries a reference (because it was aboard before) gets the very lists it had. Energy and stress
+        are computed along with the forces if they are wanted (`want`).
 
         Raises:
             ValueError: on every rank: an id that is aboard already, positions that are not finite, a cell that is none.
@@ -84,9 +85,10 @@ class DomainParallel:
             return
         self._aboard.add(whole)
         self._sync()
-        stress = self.propagator.needs_stress
+        wanted = (self._want[0], self._want[1] or self.propagator.needs_stress)
+        self._want = (False, False)
         self._bring_up_to_date()
-        self._compute(energy=False, stress=stress)
+        self._compute(*wanted)
 
     def _checked(self, batch: Batch | None) -> Batch | Exception | None:
         """The batch, ready to come aboard, or what is wrong with it: that is told to every rank."""
@@ -165,7 +167,7 @@ class DomainParallel:
     # --- stepping ----------------------------------------------------------------------------------------------
 
     def want(self, *, energy: bool = False, stress: bool = False) -> None:
-        """Have energy or stress computed in the next step. Not communicated: all ranks must want the same."""
+        """Have energy or stress computed in the next step or admission. All ranks must want the same."""
         self._want = (self._want[0] or energy, self._want[1] or stress)
 
     def step(self) -> np.ndarray | None:
@@ -210,10 +212,11 @@ class DomainParallel:
     # --- phases ------------------------------------------------------------------------------------------------
 
     def _call(self, point: Point, step: int) -> None:
-        self._hooks.run(point, self, step)
+        if self._hooks.hooks:
+            self._hooks.run(point, self, step)
 
     def _wanted(self, step: int) -> tuple[bool, bool]:
-        energy, stress = self._hooks.wants(step)
+        energy, stress = self._hooks.wants(step) if self._hooks.hooks else (False, False)
         wanted = (energy or self._want[0], stress or self._want[1] or self.propagator.needs_stress)
         self._want = (False, False)
         return wanted

@@ -54,8 +54,9 @@ class Skin:
                 deformation[s] = found
                 stretch = float(np.linalg.svd(found, compute_uv=False)[-1])
             allowed = 0.5 * (self.reach * stretch - self.cutoff)
-            if allowed > 0:
-                scale[s] = 1.0 / allowed**2
+            if allowed >= 0:
+                # Without a skin lists serve the very configuration they were built in.
+                scale[s] = 1.0 / max(allowed**2, 1e-300)
             else:
                 start[s] = 2.0
         self.deformation = torch.from_numpy(deformation).to(self.device)

@@ -58,7 +58,10 @@ class State:
 class Propagator(Protocol):
     """An integrator or an optimizer: what moves atoms. Its memory lives in fields of the batch."""
 
-    needs_stress: bool
+    @property
+    def needs_stress(self) -> bool:
+        """Whether stress must be computed in every step."""
+        ...
 
     def prepare(self, batch: Batch) -> Batch:
         """Add own fields, with defaults, to whole systems that enter. Not collective, called on the lead."""
