@@ -79,6 +79,8 @@ class Inbox:
 
     def next(self, aboard: np.ndarray) -> list[str]:
         """Who boards now, given the sizes of those aboard: the same on every rank, without asking."""
+        if not self._sizes:
+            return []
         n_systems, n_atoms, chosen = len(aboard), int(aboard.sum()), []
         for system_id, size in self._sizes.items():
             if self.max_systems is not None and n_systems >= self.max_systems:

@@ -144,9 +144,11 @@ class StageRun:
             self.runner.want(energy=True, stress=True)
         self._converged = self.runner.step()
         self._steps = state.batch.step.cpu().numpy().copy()
-        self._recorder.record(self._steps, self._sound())
-        self._report.atom_steps += int(self._atoms.sum())
-        self._seconds += (time.perf_counter() - started) * self._atoms / self._atoms.sum()
+        if sampled.any() or framed.any():
+            self._recorder.record(self._steps, self._sound())
+        n_atoms = int(self._atoms.sum())
+        self._report.atom_steps += n_atoms
+        self._seconds += self._atoms * ((time.perf_counter() - started) / n_atoms)
 
     def _sound(self) -> np.ndarray:
         """Which systems are not broken."""

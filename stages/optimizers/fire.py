@@ -12,9 +12,9 @@ Parameter values are those of ASE's `FIRE`. Differences from it: the step limit 
 the norm over all atoms, so that large systems do not crawl; and the cell is one coordinate more, below.
 
 Cell: with the logarithmic strain s (lengths scale as exp(s)), -dE/ds - 3 p V = 3 V (P - p), P the instantaneous
-pressure. The coordinate is q = c s with c^2 = 3 N (V/N)^(2/3), the metric of the displacements that a strain makes:
-so the cell moves about as fast as the atoms do, whatever their number. Atoms scale with the cell. At most 2 % of a
-length per step, so that crystals far from their minimum get there.
+pressure. The coordinate is q = c s with c^2 = N (V/N)^(2/3), a third of the metric of the displacements that a strain
+makes (fewest steps on argon, of 1 to 1/10): so the cell moves about as fast as the atoms do, whatever their number.
+Atoms scale with the cell. At most 2 % of a length per step, so that crystals far from their minimum get there.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Fire:
         atoms = b.natoms.to(torch.float64)
         # cube root on the host: its bits must not depend on the place in a vectorised loop
         length = torch.tensor([float(np.cbrt(v)) for v in (size / atoms).tolist()], dtype=torch.float64).to(size.device)
-        metric = length * torch.sqrt(3.0 * atoms)
+        metric = length * torch.sqrt(atoms)
         force = 3.0 * size * (_pressure(b) - b.pressure_target * GPA) / metric
         speed = b.fire[:, 3]
         dots[:, 0] += force * speed
