@@ -160,9 +160,29 @@ def _find_pairs(
     from vesin import NeighborList
 
     finder = NeighborList(cutoff=reach, full_list=False, n_threads=1)
+    if periodic.any() and not periodic.all():
+        points, box = _padded(points, box, periodic, reach)
     # copy=False: the arrays are views into the finder, which lives until they have been converted.
-    pairs, shifts = finder.compute(points, box, periodic=periodic, quantities="PS", copy=False)
+    pairs, shifts = finder.compute(points, box, periodic=bool(periodic.any()), quantities="PS", copy=False)
+    assert not shifts[:, ~periodic].any(), "a pair across the padding of a non-periodic axis"
     return pairs.astype(np.int64), shifts.astype(np.int64)
+
+
+def _padded(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """The same pairs with every axis periodic: non-periodic axes get more vacuum than the reach.
+
+    vesin 0.6.2 takes 10 times as long where only some axes are periodic (30,000 atoms: 5 s, not 0.4 s).
+    """
+    box, points = box.copy(), points.copy()
+    inverse = np.linalg.inv(box)
+    for axis in np.flatnonzero(~periodic):
+        normal = box[axis].copy()  # of unit length, see full_box
+        along = points @ inverse[:, axis]
+        extent = float(np.ptp(along))
+        padding = 1.01 * reach + 1e-6 * extent
+        points += np.outer(np.full(len(points), 0.5 * padding - float(along.min())), normal)
+        box[axis] = normal * (extent + padding)
+    return points, box
 
 
 def _too_thin_for_vesin(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, reach: float) -> bool:

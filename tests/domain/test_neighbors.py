@@ -239,11 +239,12 @@ def test_the_bad_system_of_a_batch_is_named() -> None:
         neighborhood_of(Batch.from_atoms([good, bad], ids=["fine", "rotten"]), 5.0)
 
 
-def test_32_000_atoms_in_well_under_a_few_seconds() -> None:
+@pytest.mark.parametrize("periodic", [(True, True, True), (False, True, True)])
+def test_32_000_atoms_in_well_under_a_few_seconds(periodic: tuple[bool, bool, bool]) -> None:
     atoms = bulk("Ar", a=5.3, cubic=True).repeat(20)
     atoms.rattle(0.2, seed=1)
     started = time.perf_counter()
-    one = build_system_list(atoms.positions, 32_000, atoms.cell.array, atoms.pbc, 9.5)
-    # 0.3 s on an idle core; the bound only catches an algorithm of another order.
-    assert time.perf_counter() - started < 5.0
+    one = build_system_list(atoms.positions, 32_000, atoms.cell.array, np.array(periodic), 9.5)
+    # 0.3 s on an idle core, also for a slab, for which vesin itself takes 2 s; the bound catches another order.
+    assert time.perf_counter() - started < 3.0
     assert len(one.neighbors) > 1_000_000
