@@ -278,8 +278,20 @@ class Batch:
         )
 
     def split(self) -> list[Batch]:
-        """One batch per system."""
-        return [self.select([i]) for i in range(len(self))]
+        """One batch per system; tensors are views of this batch's."""
+        counts = self.counts.tolist()
+        atoms = {k: v.split(counts) for k, v in self.atoms.items()} if counts else {}
+        systems = {k: v.split(1) for k, v in self.systems.items()}
+        return [
+            Batch(
+                (self.ids[i],),
+                self.counts[i : i + 1],
+                {k: v[i] for k, v in atoms.items()},
+                {k: v[i] for k, v in systems.items()},
+                (self.info[i],),
+            )
+            for i in range(len(self))
+        ]
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.split())

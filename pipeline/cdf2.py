@@ -12,9 +12,11 @@ number), which no library that caches headers and fills records in place gives.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,7 +59,7 @@ class Header:
     variables: dict[str, Variable]
     n_records: int = 0
 
-    @property
+    @cached_property
     def record_dimension(self) -> str | None:
         return next((name for name, length in self.dimensions.items() if length == 0), None)
 
@@ -75,10 +77,10 @@ class Header:
 
     def size(self, variable: Variable) -> int:
         """Bytes of one record of the variable (or of the variable), padded to four."""
-        raw = variable.dtype.itemsize * int(np.prod(self.row_shape(variable), dtype=np.int64))
+        raw = variable.dtype.itemsize * math.prod(self.row_shape(variable))
         return raw + (-raw) % 4
 
-    @property
+    @cached_property
     def record_dtype(self) -> np.dtype:
         """One record as a structured type, padding included, so that records can be written and mapped at once."""
         names, formats, offsets, offset = [], [], [], 0

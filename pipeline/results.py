@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: Key of the ledger's `meta` under which a campaign keeps the units of its stages' own results.
 UNITS_KEY = "result_units"
+_ALL_UNITS_KEY = "units"
 #: Group of the systems as they came in; a stage of this name hides it.
 INTAKE = "intake"
 
@@ -93,7 +94,7 @@ def open_campaign(path: str | os.PathLike[str]) -> CampaignView:
 
 def summary_tables(ledger: Ledger, units: Mapping[str, str] | None = None) -> dict[str, tuple[str, Table]]:
     """Per group (a name that NetCDF allows) the stage and its columns."""
-    known = {**_default_units(), **(ledger.meta(UNITS_KEY) or {}), **(units or {})}
+    known = {**_units(ledger), **(units or {})}
     tables = {INTAKE: (INTAKE, _intake_table(ledger))}
     by_stage: dict[str, list[Visit]] = {stage: [] for stage in ledger.stages()}
     for visit in ledger.visits():
@@ -103,10 +104,19 @@ def summary_tables(ledger: Ledger, units: Mapping[str, str] | None = None) -> di
     return tables
 
 
-def _default_units() -> dict[str, str]:
-    from ..stages.observables import UNITS
+def _units(ledger: Ledger) -> dict[str, str]:
+    """Units of results: ours, and what a campaign says in its ledger about those of its own stages.
 
-    return dict(UNITS)
+    Kept in the ledger, so that who only looks at a campaign needs not import what computes.
+    """
+    kept = ledger.meta(_ALL_UNITS_KEY)
+    if kept is None:
+        from ..stages.observables import UNITS
+
+        kept = dict(UNITS)
+        if not ledger.readonly:
+            ledger.set_meta(_ALL_UNITS_KEY, kept)
+    return {**kept, **(ledger.meta(UNITS_KEY) or {})}
 
 
 def _intake_table(ledger: Ledger) -> Table:

@@ -28,6 +28,7 @@ velocities in ASE.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -53,11 +54,9 @@ _CONVENTION = {"Conventions": "AMBER", "ConventionVersion": "1.0", "program": "m
 class Trajectory:
     """The writer of one visit's trajectory."""
 
-    def __init__(self, records: RecordFile) -> None:
+    def __init__(self, records: RecordFile, last_step: int) -> None:
         self._records = records
-        self.n_atoms = records.header.dimensions["atom"]
-        steps = records.column("step") if records.n_records else np.array([-1.0])
-        self.last_step = int(steps[-1])
+        self.last_step = last_step
 
     @classmethod
     def create(
@@ -84,7 +83,7 @@ class Trajectory:
         names = [n for n, wanted in (("velocities", velocities), ("forces", forces)) if wanted]
         header, head = _define(single, stage, names)
         values = frame_values(HostBatch(single), 0)
-        return cls(RecordFile.create(path, header, head, first=values))
+        return cls(RecordFile.create(path, header, head, first=values), values["step"])
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str], step: int) -> Trajectory:
@@ -94,8 +93,9 @@ class Trajectory:
             DamagedFile: the file is missing or is none.
         """
         records = RecordFile.open(path)
-        keep = int(np.count_nonzero(records.column("step") <= step))
-        return cls(records.rewrite(keep))
+        steps = records.column("step")
+        keep = int(np.count_nonzero(steps <= step))
+        return cls(records.rewrite(keep), int(steps[keep - 1]) if keep else -1)
 
     def append(self, host: HostBatch, index: int) -> bool:
         """Append the frame of one system of a batch; False when the file has that step already.
@@ -258,6 +258,7 @@ def _variables(vectors: list[str]) -> list[cdf2.Variable]:
     ]
 
 
+@functools.cache
 def _version() -> str:
     try:
         return version("mattermill")
