@@ -68,9 +68,9 @@ def noble_gases(length: float = 1.0) -> mm.Recipe:
 
     relax = mm.Relax(fmax=0.002, smax=0.001, cell="isotropic", max_steps=1_000)
     heat = mm.Heat(start=10.0, stop=KELVIN, steps=steps(2_000), dt=2.0, every=40)
-    settle = mm.Equilibrate(mm.NVT(KELVIN), steps=steps(2_500), dt=2.0)
-    small = mm.Produce(mm.NVT(KELVIN), steps=steps(2_500), every=50, dt=2.0)
-    large = mm.Produce(mm.NVT(KELVIN), steps=steps(2_500), every=50, dt=2.0, name="produce-large", ranks=2)
+    settle = mm.Equilibrate(mm.NVT(KELVIN), steps=steps(2_000), dt=2.0)
+    small = mm.Produce(mm.NVT(KELVIN), steps=steps(2_000), every=50, dt=2.0)
+    large = mm.Produce(mm.NVT(KELVIN), steps=steps(2_000), every=50, dt=2.0, name="produce-large", ranks=2)
     ends = [
         mm.Filter(f"n_atoms <= {LARGE}", name="small") >> small,
         mm.Filter(f"n_atoms > {LARGE}", name="large") >> large,
