@@ -23,6 +23,13 @@ ASE_TIME_FS = 10.180505710774743
 # Arrays of ASE that have a place of their own in a batch, and per-atom results that are recomputed here.
 _KNOWN_ARRAYS = {"positions", "numbers", "momenta", "masses"}
 _STATE = {"velocities", "forces", "energies", "masses", "atom_id", "reference"}
+# Names that stages give to fields of their own. They are declared only once `stages` is imported, which may be after
+# structures were read; tests/domain/test_structures.py compares the two.
+_STAGES = {
+    *("visit", "timestep", "time", "temperature", "friction", "noise_key", "natoms", "dof", "ramp", "thermo_sums"),
+    *("fire", "fire_velocities", "fire_dots", "pressure_target", "pressure", "volume"),
+    *("kinetic_energy", "kinetic_temperature", "system", "ids", "counts", "info", "image"),
+}
 
 
 def from_atoms(atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None) -> Batch:
@@ -58,7 +65,7 @@ def _one(atoms: Atoms, system_id: str) -> Batch:
         "atom_id": np.arange(n, dtype=np.int64),
     }
     for name, values in atoms.arrays.items():
-        if name not in _KNOWN_ARRAYS and name not in FIELDS and name not in _STATE and _is_numeric(values):
+        if name not in _KNOWN_ARRAYS and not _is_ours(name) and _is_numeric(values):
             per_atom[name] = _widen(np.asarray(values))
     per_system = {
         "cell": lower[None],
@@ -79,7 +86,7 @@ def not_taken_along(atoms: Atoms) -> list[str]:
     left = [
         name
         for name, values in atoms.arrays.items()
-        if name not in _KNOWN_ARRAYS and (name in FIELDS or name in _STATE or not _is_numeric(values))
+        if name not in _KNOWN_ARRAYS and (_is_ours(name) or not _is_numeric(values))
     ]
     if atoms.constraints:
         left.append("constraints")
@@ -188,6 +195,11 @@ def _is_plain(key: Any, value: Any) -> bool:
     if isinstance(value, list | tuple | set):
         return isinstance(key, str) and all(_is_plain(key, v) for v in value)
     return isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str | np.generic))
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a field of this name is kept by the project itself."""
+    return name in FIELDS or name in _STATE or name in _STAGES
 
 
 def _is_numeric(values: Any) -> bool:

@@ -105,8 +105,14 @@ class RecordFile:
         self.n_records += len(rows)
 
     def sync(self) -> None:
-        """Make what was appended durable: the records first, then their number."""
+        """Make what was appended durable: the records first, then their number.
+
+        Raises:
+            StaleWriter: somebody replaced the file while it was open here; what was appended since is lost.
+        """
         file = self._open()
+        if _identity(os.stat(self.path)) != self._identity:
+            raise StaleWriter(f"{self.path} was replaced by another writer: this one was cut off and must stop")
         _data_sync(file)
         _write_all(file, cdf2.encode_count(self.n_records), cdf2.COUNT_OFFSET)
         _data_sync(file)

@@ -172,6 +172,18 @@ def test_what_is_not_taken_along_is_named():
     assert "forces" not in batch
 
 
+def test_names_of_our_own_fields_are_kept_for_us():
+    """Also those that stages declare, and also when structures are read before stages are imported."""
+    from mattermill.domain.structures import _is_ours
+    from mattermill.stages.fields import VISIT_FIELDS
+
+    assert {name for name in VISIT_FIELDS if not _is_ours(name)} == set()
+    atoms = bulk("Ar", cubic=True)
+    atoms.set_array("temperature", np.ones(4))
+    assert not_taken_along(atoms) == ["temperature"]
+    assert "temperature" not in Batch.from_atoms(atoms)
+
+
 def test_as_many_ids_as_structures():
     with pytest.raises(BatchError, match="2 structures need as many ids, got 1"):
         Batch.from_atoms([bulk("Ar"), bulk("Kr")], ["a"])

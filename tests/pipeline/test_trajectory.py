@@ -244,6 +244,8 @@ def test_a_writer_that_was_cut_off_cannot_append(tmp_path):
         new = Trajectory.resume(tmp_path / "t.nc", 10)
         if keep_open:
             old.append(HostBatch(at_step(batch, 30)), 0)  # goes to the file that nobody sees any more
+            with pytest.raises(StaleWriter, match="must stop"):
+                old.sync()
             old.close()
         else:
             with pytest.raises(StaleWriter, match="must stop"):
