@@ -289,14 +289,19 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing. Raises `LedgerError` where SQLite fails (a full disk, a folder that is read-only …)."""
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
+                self._db.execute("COMMIT")
+            except BaseException as error:
+                # After some failures SQLite has rolled back by itself.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise LedgerError(f"{self.path} cannot be written: {error}; nothing of this is recorded") from error
                 raise
-            self._db.execute("COMMIT")
 
     # --- writing -----------------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class Ledger:
         A word about a visit that has ended, or from a claim that does not run it, changes nothing and is returned.
 
         Raises:
-            LedgerError: an entry names a visit that was never queued.
+            LedgerError: an entry names a visit that was never queued, or the disk is full …; nothing is recorded.
         """
         repeated: list[tuple[str, str]] = []
         stale: list[tuple[str, str]] = []

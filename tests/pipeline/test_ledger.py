@@ -85,6 +85,19 @@ def test_a_report_is_recorded_whole_or_not_at_all(ledger):
     assert ledger.counts() == {"relax": {"pending": 3}}
 
 
+def test_a_full_disk_records_nothing_and_the_next_report_goes_through(ledger):
+    """SQLite is told to hold no more pages, which fails as a full disk does."""
+    pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
+    ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+    before = ledger.counts()
+    with pytest.raises(LedgerError, match=r"disk is full; nothing of this is recorded"):
+        ledger.record(Queued(f"n{k}", "relax", file="x" * 500) for k in range(2000))
+    assert ledger.counts() == before
+    ledger._db.execute("PRAGMA max_page_count = 1000000")
+    ledger.record(Queued(f"n{k}", "relax") for k in range(2000))
+    assert ledger.counts()["relax"]["pending"] == 2003
+
+
 def test_the_checkpoint_before_is_kept_until_the_visit_ends(ledger):
     ledger.record([Started("s0", "relax", "c1")])
     for step in (10, 20, 30):
@@ -135,7 +148,7 @@ def test_reading_while_another_writes(ledger):
         assert reader.counts() == {"relax": {"pending": 3}}
         ledger.record([Finished("s0", "relax", "converged")])
         assert reader.counts() == {"relax": {"pending": 2, "converged": 1}}
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with pytest.raises(LedgerError, match=r"cannot be written: .*readonly"):
             reader.record([Started("s1", "relax")])
 
 
