@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -56,6 +58,18 @@ def broken_model() -> Broken:
 
 def raises(results: Any) -> bool:
     raise RuntimeError("own filter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadly(mm.Produce):
+    """A produce stage in which one system takes its process down."""
+
+    victim: str = ""
+
+    def before_step(self, state: Any) -> None:
+        super().before_step(state)
+        if self.victim in state.batch.ids:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def produce(name: str = "produce", steps: int = 40, every: int = 10, **more: Any) -> mm.Produce:
