@@ -212,8 +212,10 @@ class _ValueSlot:
 
 @wp.kernel(enable_backward=False)
 def _segment_sum(
-    values: wp.array2d(dtype=wp.float64), ptr: wp.array(dtype=wp.int64), out: wp.array2d(dtype=wp.float64)
-):  # type: ignore[valid-type]
+    values: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
+    ptr: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
+    out: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
+):
     thread = wp.tid()
     columns = out.shape[1]
     segment = thread / columns

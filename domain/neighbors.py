@@ -150,7 +150,7 @@ def _find_pairs(
     if len(points) == 0:
         return np.zeros((0, 2), dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
     if not np.isfinite(points).all():
-        bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
+        bad = np.flatnonzero(np.logical_not(np.isfinite(points).all(axis=1)))
         raise ValueError(f"positions must be finite, {len(bad)} of {len(points)} are not (first: atom {bad[0]})")
     periodic = np.asarray(periodic, dtype=bool)
     box = full_box(cell, periodic)
@@ -220,7 +220,7 @@ def _pairs_by_tree(
     tree = cKDTree(points[rows] + (shifts - offset[rows]) @ box)
     found = tree.query_pairs(reach, output_type="ndarray")
     # One end in the cell itself, put first; both directions of a pair come up, the canonical one is kept.
-    inside = ~shifts.any(axis=1)
+    inside = (shifts == 0).all(axis=1)
     found = np.concatenate([found[inside[found[:, 0]]], found[inside[found[:, 1]]][:, ::-1]])
     i, j, s = rows[found[:, 0]], rows[found[:, 1]], shifts[found[:, 1]]
     positive = (s[:, 0] > 0) | ((s[:, 0] == 0) & ((s[:, 1] > 0) | ((s[:, 1] == 0) & (s[:, 2] > 0))))

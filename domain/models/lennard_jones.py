@@ -43,8 +43,8 @@ class LennardJones(Model):
         ValueError: parameters that make no potential; the message says which.
     """
 
-    epsilon: Mapping[Key, float]
-    sigma: Mapping[Key, float]
+    epsilon: Mapping[Any, float]  # keys are `Key`s; a Mapping's key type is invariant
+    sigma: Mapping[Any, float]
     cutoff: float
     truncation: Truncation = "switch"
     switch_onset: float | None = None
@@ -158,10 +158,10 @@ class LennardJones(Model):
         tables = self._tables_on(nb.positions.device)
         self._check_species(nb, tables)
         full = energy or stress
-        n, place = nb.n_owned, {"dtype": torch.float64, "device": nb.positions.device}
-        forces = torch.zeros((n, 3), **place)
-        energies = torch.zeros(n, **place) if full else None
-        virials = torch.zeros((n, 6), **place) if full else None
+        n = nb.n_owned
+        forces = nb.positions.new_zeros((n, 3))
+        energies = nb.positions.new_zeros(n) if full else None
+        virials = nb.positions.new_zeros((n, 6)) if full else None
         launch(
             pair_kernel(self.dtype, self.truncation == "switch", full),
             n,
@@ -249,7 +249,7 @@ class Tables:
         )
 
 
-def _canonical(name: str, given: Mapping[Key, float], *, zero_allowed: bool) -> dict[Key, float]:
+def _canonical(name: str, given: Mapping[Any, float], *, zero_allowed: bool) -> dict[Key, float]:
     """Validated values, species by atomic number first, then pairs, each pair's lighter species first."""
     if not isinstance(given, Mapping) or not given:
         raise ValueError(f"{name} must map chemical symbols to numbers, such as {{'Ar': 1.0}}, got {given!r}")
@@ -283,7 +283,7 @@ def _order(item: tuple[Key, float]) -> tuple[int, ...]:
     return (1, _number(key), 0) if isinstance(key, str) else (2, *(_number(symbol) for symbol in key))
 
 
-def _symbols(values: Mapping[Key, float]) -> tuple[str, ...]:
+def _symbols(values: Mapping[Any, float]) -> tuple[str, ...]:
     return tuple(key for key in values if isinstance(key, str))
 
 

@@ -83,7 +83,7 @@ def pair_kernel(dtype: torch.dtype, switched: bool, full: bool) -> wp.Kernel:
             fy = wp.float64(fr * e[1])
             fz = wp.float64(fr * e[2])
             pair = wp.vec3d(fx, fy, fz)
-            force += pair
+            force += pair  # type: ignore[operator]
             h = home[j]
             if h >= 0:
                 forces[h] += pair
