@@ -1,3 +1,5 @@
+# mypy: disable-error-code="index, arg-type, valid-type"
+# (Warp kernels: their scalar and vector types mean nothing to mypy)
 """Counter-based noise: numbers are a function of (key, atom id, step) and of nothing else.
 
 So a trajectory does not depend on the number of ranks, on company in the batch, or on interruptions. The generator is
@@ -44,7 +46,7 @@ def noise_key(seed: int, system_id: str, stage: str, purpose: str) -> int:
 
 
 @wp.func
-def philox(counter: vec4u, key0: wp.uint32, key1: wp.uint32):  # type: ignore[valid-type, no-untyped-def]
+def philox(counter: vec4u, key0: wp.uint32, key1: wp.uint32):
     """Philox4x32-10: four 32-bit words from a 128-bit counter and a 64-bit key."""
     c0 = counter[0]
     c1 = counter[1]
@@ -67,13 +69,13 @@ def philox(counter: vec4u, key0: wp.uint32, key1: wp.uint32):  # type: ignore[va
 
 
 @wp.func
-def uniform_open(word: wp.uint32):  # type: ignore[no-untyped-def]
+def uniform_open(word: wp.uint32):
     """A uniform number in (0, 1), never 0 or 1: (word + 1/2) / 2^32."""
     return (wp.float64(word) + wp.float64(0.5)) * wp.float64(2.3283064365386963e-10)
 
 
 @wp.func
-def gaussian3(key: wp.int64, atom_id: wp.int64, step: wp.int64):  # type: ignore[no-untyped-def]
+def gaussian3(key: wp.int64, atom_id: wp.int64, step: wp.int64):
     """Three independent standard normals (float64) of this key, atom and step.
 
     Box-Muller on the four words of one Philox block; the fourth normal is not used. The tails end at 6.8 sigma, where
@@ -94,9 +96,9 @@ def gaussian3(key: wp.int64, atom_id: wp.int64, step: wp.int64):  # type: ignore
 
 @wp.kernel(enable_backward=False)
 def _philox_rows(
-    counters: wp.array2d(dtype=wp.int64),  # type: ignore[valid-type]
-    keys: wp.array2d(dtype=wp.int64),  # type: ignore[valid-type]
-    out: wp.array2d(dtype=wp.int64),  # type: ignore[valid-type]
+    counters: wp.array2d(dtype=wp.int64),
+    keys: wp.array2d(dtype=wp.int64),
+    out: wp.array2d(dtype=wp.int64),
 ):
     i = wp.tid()
     counter = vec4u(
@@ -109,11 +111,11 @@ def _philox_rows(
 
 @wp.kernel(enable_backward=False)
 def _gaussian_rows(
-    keys: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
-    atom_id: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
-    step: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
-    out: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
+    keys: wp.array(dtype=wp.int64),
+    system: wp.array(dtype=wp.int64),
+    atom_id: wp.array(dtype=wp.int64),
+    step: wp.array(dtype=wp.int64),
+    out: wp.array(dtype=wp.vec3d),
 ):
     i = wp.tid()
     s = system[i]

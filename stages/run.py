@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +73,10 @@ class StageRun:
         self._steps = np.zeros(0, dtype=np.int64)
         self._atoms = np.zeros(0, dtype=np.int64)
         self._seconds = np.zeros(0)
+        self._converged: np.ndarray | None = None
         self._report = SegmentReport()
+        self._finished: list[Batch] = []
+        self._failed: list[Batch] = []
 
     # --- what others call --------------------------------------------------------------------------------------
 
@@ -88,7 +92,7 @@ class StageRun:
         refused, states = self._inbox.put(batch, self.stage, self.model, self._key, self.runner.ids)
         for system_id, reason, n_atoms in refused:
             self._report.outcomes.append(Outcome(system_id, Status.failed, reason, 0, n_atoms))
-        self._report.failed = Batch.concat([self._report.failed, states])
+        self._failed.append(states)
 
     def advance(
         self,
@@ -175,22 +179,25 @@ class StageRun:
         whole = self.runner.release(list(leaving))
         keep = np.array([i not in leaving for i in ids], dtype=bool)
         self._steps, self._atoms, self._seconds = self._steps[keep], self._atoms[keep], self._seconds[keep]
-        gone: list[Batch] = []
-        lost: list[Batch] = []
         for k, (system_id, (status, reason)) in enumerate(leaving.items()):
-            results: dict[str, float] = {}
+            outcome = Outcome(system_id, status, reason, int(steps[k]), int(atoms[k]), {}, float(seconds[k]))
             if whole is not None:
-                single = whole.select([system_id])
-                if status is not Status.failed:
-                    results = {name: value[0].item() for name, value in self.stage.results(single).items()}
-                final = without_visit(single)
-                (lost if status is Status.failed else gone).append(final)
-                self.reporter.close(system_id, final)
-            self._report.outcomes.append(
-                Outcome(system_id, status, reason, int(steps[k]), int(atoms[k]), results, float(seconds[k]))
-            )
-        self._report.finished = Batch.concat([self._report.finished, *gone])
-        self._report.failed = Batch.concat([self._report.failed, *lost])
+                outcome = self._taken_leave(outcome, whole.select([system_id]))
+            self._report.outcomes.append(outcome)
+
+    def _taken_leave(self, outcome: Outcome, single: Batch) -> Outcome:
+        """On the lead: results and final state of one system that has left."""
+        if outcome.status is not Status.failed:
+            try:
+                results = {name: value[0].item() for name, value in self.stage.results(single).items()}
+                outcome = replace(outcome, results=results)
+            except Exception as error:  # a stage of the user's own may raise anything: the outcome says so
+                reason = f"results of stage {self.stage.name!r} raised {type(error).__name__}: {error}"
+                outcome = replace(outcome, status=Status.failed, reason=reason)
+        final = without_visit(single)
+        (self._failed if outcome.status is Status.failed else self._finished).append(final)
+        self.reporter.close(outcome.id, final)
+        return outcome
 
     # --- coming aboard -----------------------------------------------------------------------------------------
 
@@ -248,6 +255,8 @@ class StageRun:
 
     def _close_report(self, taken: int, elapsed: float) -> SegmentReport:
         report, self._report = self._report, SegmentReport()
+        report.finished, report.failed = Batch.concat(self._finished), Batch.concat(self._failed)
+        self._finished, self._failed = [], []
         report.resident, report.waiting = self.runner.ids, self._inbox.ids
         report.progress = dict(zip(self.runner.ids, self._steps.tolist(), strict=True))
         report.steps, report.seconds = taken, elapsed

@@ -119,6 +119,17 @@ def test_frames_and_series_do_not_notice_an_interruption() -> None:
     assert rows["argon"] == expected
 
 
+def test_sixteen_copies_equal_one_alone() -> None:
+    """Without noise, copies of one system stay copies, to the last bit, wherever they stand in the arrays."""
+    start = prepared("cluster")
+    copies = Batch.concat([start.with_ids([f"copy-{k}"]) for k in range(16)])
+    stage = STAGES["nve"]
+    alone = finish(stage, start).finished
+    together = finish(stage, copies).finished
+    for k in range(16):
+        assert_same_bits(alone, together.select([k]).with_ids(["cluster"]))
+
+
 def test_noise_differs_between_siblings_stages_and_seeds() -> None:
     twins = Batch.from_atoms([krypton(), krypton()], ids=["a", "b"])
     stage = mm.Produce(mm.NVT(50), steps=3)

@@ -21,8 +21,8 @@ def systems() -> Batch:
 
 
 STAGES = {
-    "relax": mm.Relax(fmax=2e-3, max_steps=200),
-    "cell": mm.Relax(fmax=2e-3, smax=2e-3, cell="isotropic", max_steps=200),
+    "relax": mm.Relax(fmax=1e-2, max_steps=200),
+    "cell": mm.Relax(fmax=1e-2, smax=1e-2, cell="isotropic", max_steps=200),
     "heat": mm.Heat(start=40, stop=200, steps=40, dt=2.0, friction=10.0, every=10),
     "nve": mm.Equilibrate(mm.NVE(), steps=40, dt=2.0),
 }
@@ -38,9 +38,8 @@ def run(mesh, kind):
     return report, {i: reporter.steps(i) for i in reporter.frames}
 
 
-@pytest.mark.parametrize("kind", STAGES)
-@pytest.mark.parametrize("size", [2, 3])
-def test_several_ranks_equal_one(ranks, kind: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "kind"), [(2, "relax"), (3, "cell"), (2, "heat"), (3, "heat"), (2, "nve")])
+def test_several_ranks_equal_one(ranks, size: int, kind: str) -> None:
     one, _ = run(None, kind)
     lead, *others = ranks.run(run, size, kind)
     many, frames = lead

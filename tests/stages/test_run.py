@@ -244,6 +244,23 @@ def test_by_hand_failures_are_in_the_info_and_warned_about() -> None:
         mm.evaluate(MODEL, [])
 
 
+def test_results_that_raise_fail_their_system_only() -> None:
+    from mattermill.stages.equilibrate import Equilibrate
+
+    class Fussy(Equilibrate):
+        def results(self, batch):  # type: ignore[no-untyped-def]
+            if batch.n_atoms == 2:
+                raise KeyError("no dimers")
+            return super().results(batch)
+
+    report = finish(Fussy(mm.NVT(50), steps=2), batch("argon", "dimer"))
+    ends = {o.id: o for o in report.outcomes}
+    assert ends["argon"].status is Status.finished
+    assert ends["dimer"].status is Status.failed
+    assert "no dimers" in ends["dimer"].reason
+    assert report.failed.ids == ("dimer",)
+
+
 def test_a_stage_of_ones_own_runs_like_ours() -> None:
     """A user's ramp of the friction, with its own field, results and end."""
     from dataclasses import dataclass
