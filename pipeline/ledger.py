@@ -15,175 +15,24 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..domain.batch import plain
+from .entries import Checkpointed, Entry, Finished, Queued, Recorded, Returned, Started, SystemRow, Visit
+from .errors import CampaignError
 from .filesystem import is_network_file_system
+from .schema import SCHEMA, VERSION
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
 
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE systems (
-    number   INTEGER PRIMARY KEY,            -- order of intake, from 0
-    id       TEXT NOT NULL UNIQUE,
-    n_atoms  INTEGER NOT NULL,
-    formula  TEXT NOT NULL DEFAULT '',
-    source   TEXT NOT NULL DEFAULT '',
-    failure  TEXT                            -- why it never entered a stage
-);
-CREATE TABLE visits (
-    system     TEXT NOT NULL,
-    stage      TEXT NOT NULL,
-    parent     TEXT NOT NULL DEFAULT '',     -- the stage it came from
-    status     TEXT,                         -- NULL while pending or running
-    reason     TEXT NOT NULL DEFAULT '',
-    attempts   INTEGER NOT NULL DEFAULT 0,   -- times it was started
-    deaths     INTEGER NOT NULL DEFAULT 0,   -- times its gang died with it aboard
-    steps      INTEGER NOT NULL DEFAULT 0,
-    n_atoms    INTEGER NOT NULL DEFAULT 0,
-    claim      TEXT,                         -- who runs it now
-    queued     TEXT NOT NULL,
-    started    TEXT,
-    ended      TEXT,
-    seconds    REAL NOT NULL DEFAULT 0,
-    input_file   TEXT, input_digest  TEXT,   -- the state it starts from
-    state_file   TEXT, state_digest  TEXT,   -- the state it ended in
-    results    TEXT NOT NULL DEFAULT '{}',
-    PRIMARY KEY (system, stage)
-) WITHOUT ROWID;
-CREATE INDEX visits_by_stage ON visits (stage, status);
-CREATE TABLE checkpoints (
-    system   TEXT NOT NULL,
-    stage    TEXT NOT NULL,
-    age      INTEGER NOT NULL,               -- 0: the newest, 1: the one before
-    file     TEXT NOT NULL,
-    digest   TEXT NOT NULL,
-    step     INTEGER NOT NULL,
-    written  TEXT NOT NULL,
-    PRIMARY KEY (system, stage, age)
-) WITHOUT ROWID;
-CREATE INDEX checkpoints_by_file ON checkpoints (file);
-"""
-
-
-class LedgerError(RuntimeError):
+class LedgerError(CampaignError):
     """The ledger cannot be used: not there, of another version, damaged, or used against its rules."""
-
-
-@dataclass(frozen=True)
-class SystemRow:
-    """A system at intake; with a `failure` it never enters a stage."""
-
-    id: str
-    n_atoms: int
-    formula: str = ""
-    source: str = ""
-    failure: str | None = None
-
-
-@dataclass(frozen=True)
-class Queued:
-    """A system waits for a stage; its state lies in `file` (relative to the folder)."""
-
-    system: str
-    stage: str
-    n_atoms: int = 0
-    file: str | None = None
-    digest: str | None = None
-    parent: str = ""
-
-
-@dataclass(frozen=True)
-class Started:
-    system: str
-    stage: str
-    claim: str = ""
-
-
-@dataclass(frozen=True)
-class Checkpointed:
-    """A running system's state lies in `file`; the checkpoint before it is kept."""
-
-    system: str
-    stage: str
-    file: str
-    digest: str
-    step: int
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A visit has ended. `claim`, where given, must be the one that runs it: a cut-off gang's word is refused."""
-
-    system: str
-    stage: str
-    status: str
-    reason: str = ""
-    steps: int = 0
-    seconds: float = 0.0
-    results: Mapping[str, Any] = field(default_factory=dict)
-    file: str | None = None
-    digest: str | None = None
-    next_stages: tuple[str, ...] = ()
-    claim: str | None = None
-
-
-@dataclass(frozen=True)
-class Returned:
-    """A running system waits again; `died` counts a death of its gang."""
-
-    system: str
-    stage: str
-    died: bool = False
-
-
-Entry = Queued | Started | Checkpointed | Finished | Returned
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What `Ledger.record` did not take: (system, stage) of visits that had ended already, and of stale claims."""
-
-    repeated: tuple[tuple[str, str], ...] = ()
-    stale: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Visit:
-    """A row of the table `visits`; `status` is None while it is pending or running."""
-
-    system: str
-    stage: str
-    parent: str
-    status: str | None
-    reason: str
-    attempts: int
-    deaths: int
-    steps: int
-    n_atoms: int
-    claim: str | None
-    queued: str
-    started: str | None
-    ended: str | None
-    seconds: float
-    input_file: str | None
-    input_digest: str | None
-    state_file: str | None
-    state_digest: str | None
-    results: dict[str, Any]
-
-    @property
-    def is_running(self) -> bool:
-        return self.status is None and self.claim is not None
 
 
 class Ledger:
@@ -207,7 +56,7 @@ class Ledger:
             raise LedgerError(f"{path} exists: open it, or choose another folder")
         ledger = cls(_connect(path), path)
         with ledger._transaction() as db:
-            for statement in _SCHEMA.split(";"):
+            for statement in SCHEMA.split(";"):
                 db.execute(statement)
             db.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
         return ledger
