@@ -286,7 +286,7 @@ def _place(recipe: Recipe, client: Client | None, ranks: int | None) -> tuple[Ad
             )
         return None, here
     address = Address.of(client)
-    if not client.asynchronous:
+    if not client.asynchronous and client.scheduler is not None:
         found = members(client.sync(client.scheduler.identity))
         if found:
             check_members(found, needed, ranks)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -199,8 +199,8 @@ def _choose(free: list[_Rank], size: int) -> list[_Rank]:
     enough = [ranks for ranks in hosts.values() if len(ranks) >= size]
     if enough:
         return min(enough, key=len)[:size]
-    by_room: Iterable[_Rank] = itertools.chain.from_iterable(sorted(hosts.values(), key=len, reverse=True))
-    return list(itertools.islice(by_room, size))
+    largest_first = sorted(hosts.values(), key=len, reverse=True)
+    return [rank for ranks in largest_first for rank in ranks][:size]
 
 
 __all__ = ["Claim", "Claims", "RankState", "Request"]

@@ -54,7 +54,10 @@ class Membership:
         Raises:
             OSError, TimeoutError: the scheduler does not answer.
         """
-        identity = await asyncio.wait_for(self.client.scheduler.identity(), timeout=SCHEDULER_LIMIT)
+        scheduler = self.client.scheduler
+        if scheduler is None:
+            raise ConnectionError("the client has been closed")
+        identity = await asyncio.wait_for(scheduler.identity(), timeout=SCHEDULER_LIMIT)
         return members(identity)
 
     def update(self, found: dict[str, Member]) -> None:

@@ -39,7 +39,7 @@ class Recipe:
 
     name: str
     model: Model | None = None
-    graph: Part = ()  # type: ignore[assignment]
+    graph: Part = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
