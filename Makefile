@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -qq --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -c tests/pytest.ini --rootdir tests
 LINK   := build/mattermill
 
@@ -56,14 +56,16 @@ $(LINK):
 	ln -sfn .. $(LINK)
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mattermill needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mattermill needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.stamp-plot: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) (once; a few minutes)"
 	$(PIP) --editable '.[plot]'
 	touch $@
 
 $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) (once; a few minutes)"
 	$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.stamp-plot
 

@@ -2,8 +2,8 @@
 
     python benchmarks/batched_vs_solo.py [--atoms 32 108 256] [--copies 16] [--steps 200] [--repeats 3]
 
-Langevin argon at 60 K, `mattermill.simulate` on one rank, one thread. Both ways do the same steps of the same systems and
-must end at the same bits; the benchmark checks that they do. Reported are atom-steps per second, median.
+Langevin argon at 60 K, `mattermill.simulate` on one rank, one thread. Both ways do the same steps of the same systems
+and must end at the same bits; the benchmark checks that they do. Reported are atom-steps per second, median.
 """
 
 from __future__ import annotations
