@@ -21,6 +21,8 @@ from .resident import Resident, Splitting, build_lists, drop_lists, lay_out
 from .skin import Skin
 from .tables import Tables
 
+WHY_BROKEN = "positions or cell became non-finite, or an atom moved beyond all reason"
+
 
 class Aboard:
     """Owned atoms and lists of all residents on this rank. Methods are collective unless they say otherwise.
@@ -30,6 +32,7 @@ class Aboard:
         residents: one record per system, in the batch's order, alike on every rank.
         tables: the assembled neighbourhood.
         rebuilds: how often lists of a system were rebuilt in flight (arrivals not counted).
+        broken: systems that can't go on, and why; the same on every rank.
     """
 
     def __init__(self, mesh: Mesh, splitting: Splitting, cutoff: float) -> None:
@@ -40,6 +43,7 @@ class Aboard:
         self.tables = Tables([], mesh.rank, mesh.device)
         self.exchange: Exchange | None = None
         self.rebuilds = 0
+        self.broken: dict[str, str] = {}
 
     # --- coming and going --------------------------------------------------------------------------------------
 
@@ -70,11 +74,13 @@ class Aboard:
         # Rows are copied: a view would keep the memory of those that left.
         self.batch = self.batch.select(keep).clone() if keep else Batch.empty()
         self.residents = [self.residents[s] for s in keep]
+        self.broken = {i: why for i, why in self.broken.items() if i not in gone}
         self._lay_out_anew()
 
     def gather(self, ids: Sequence[str], fields: Sequence[str] | None = None) -> Batch | None:
         """Whole systems on the lead, atoms in the order in which they came in; None elsewhere."""
-        index = [self.index(i) for i in ids]
+        places = {r.id: s for s, r in enumerate(self.residents)}
+        index = [places[i] if i in places else self.index(i) for i in ids]
         chosen = self.batch.select(index)
         if fields is not None:
             chosen = chosen.without([n for n in (*chosen.atoms, *chosen.systems) if n not in fields])
@@ -116,9 +122,9 @@ class Aboard:
         if worst.max() <= 1.0:
             return []
         due = np.flatnonzero(~(worst <= 1.0))
-        broken = [int(s) for s in due if not np.isfinite(worst[s]) and self.residents[s].broken is None]
+        broken = [int(s) for s in due if not np.isfinite(worst[s]) and self.residents[s].id not in self.broken]
         for s in broken:
-            self.residents[s].broken = "positions or cell became non-finite, or an atom moved beyond all reason"
+            self.broken[self.residents[s].id] = WHY_BROKEN
         self._thaw()
         self._rebuild([int(s) for s in due])
         return broken
@@ -140,8 +146,8 @@ class Aboard:
 
     def _thaw(self) -> None:
         """Broken systems stand at their reference, the last configuration that was sound, until they are released."""
-        for s, resident in enumerate(self.residents):
-            if resident.broken is not None:
+        for s, resident in enumerate(self.residents if self.broken else ()):
+            if resident.id in self.broken:
                 rows = slice(int(self.tables.owned_at[s]), int(self.tables.owned_at[s] + self.tables.owned[s]))
                 self.batch.positions[rows] = self.batch.reference[rows]
                 self.batch.cell[s] = self.batch.reference_cell[s]
@@ -162,8 +168,11 @@ class Aboard:
         self.skin.forget()
         if not fits:
             self._lay_out_anew()
-        else:
+        elif any(self.residents[s].divisible for s in due):
             self._lists_changed()
+        else:
+            # Systems that lie whole on one rank take no part in the exchange.
+            self.tables.renew()
         # Those whose lists need rebuilding at once again (no skin at all) have just had it.
         self._follow()
 
@@ -231,10 +240,6 @@ class Aboard:
     def any_halo(self) -> bool:
         """Whether any system lies on several ranks, the same on all of them."""
         return any(r.grid.n_domains > 1 for r in self.residents if r.divisible)
-
-    @property
-    def broken(self) -> dict[str, str]:
-        return {r.id: r.broken for r in self.residents if r.broken is not None}
 
 
 __all__ = ["Aboard"]

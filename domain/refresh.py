@@ -21,12 +21,12 @@ BROKEN = float("inf")
 
 
 @wp.func
-def _moved(x: wp.vec3d, net: wp.vec3i, h: wp.mat33d):  # type: ignore[valid-type]
+def _moved(x: wp.vec3d, net: wp.vec3i, h: wp.mat33d):
     # In a fixed order, so that a row's bits do not depend on where it is computed.
     y = x
     for axis in range(3):
-        f = wp.float64(net[axis])
-        y += wp.vec3d(f * h[axis, 0], f * h[axis, 1], f * h[axis, 2])
+        f = wp.float64(net[axis])  # type: ignore[index]
+        y += wp.vec3d(f * h[axis, 0], f * h[axis, 1], f * h[axis, 2])  # type: ignore[index,operator]
     return y
 
 

@@ -62,7 +62,6 @@ class Resident:
         divisible: whether it may lie on several ranks; if not it stays on ranks[0].
         owners: int32, (n,), owning rank by place.
         grid, image, halo, list: as of the last rebuild; image int32 (owned here, 3).
-        broken: why the system can't go on, once it can't.
         said: what was last logged about its grid.
     """
 
@@ -78,7 +77,6 @@ class Resident:
     image: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int32))
     halo: HaloPlan = NO_HALO
     list: SystemList = field(default_factory=lambda: _NO_LIST)
-    broken: str | None = None
     said: str = ""
 
     @property

@@ -152,7 +152,7 @@ class DomainParallel:
     def broken(self) -> dict[str, str]:
         """Systems that can't go on, and why. They stand still, at their last reference positions and at rest, until
         they are released; energy and forces are then those of that configuration only after `energies`."""
-        return self._aboard.broken
+        return dict(self._aboard.broken)
 
     @property
     def rebuilds(self) -> int:
@@ -272,15 +272,14 @@ class DomainParallel:
         """The step is done: counters of the systems that go on move by one."""
         self.steps = self.state.steps = at
         step = self.state.batch.step
-        residents = self._aboard.residents
-        if not any(r.broken for r in residents):
+        if not self._aboard.broken:
             step += 1
             return
-        for s, resident in enumerate(residents):
-            if resident.broken is None:
-                step[s] += 1
-            else:
+        for s, system_id in enumerate(self.ids):
+            if system_id in self._aboard.broken:
                 self._aboard.hush(s)
+            else:
+                step[s] += 1
 
     def _new_state(self) -> State:
         aboard = self._aboard

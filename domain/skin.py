@@ -43,22 +43,18 @@ class Skin:
         h, h0, periodic = cells.cpu().numpy(), reference_cells.cpu().numpy(), pbc.cpu().numpy()
         n = len(h)
         deformation = np.broadcast_to(np.eye(3), (n, 3, 3)).copy()
-        scale, start = np.ones(n), np.zeros(n)
-        for s in range(n):
-            stretch = 1.0
-            if not np.array_equal(h[s], h0[s]):
-                found = _deformation(h[s], h0[s], periodic[s])
-                if found is None:
-                    start[s] = BROKEN
-                    continue
-                deformation[s] = found
-                stretch = float(np.linalg.svd(found, compute_uv=False)[-1])
-            allowed = 0.5 * (self.reach * stretch - self.cutoff)
-            if allowed >= 0:
-                # Without a skin lists serve the very configuration they were built in.
-                scale[s] = 1.0 / max(allowed**2, 1e-300)
-            else:
-                start[s] = 2.0
+        stretch, start = np.ones(n), np.zeros(n)
+        for s in np.flatnonzero((h != h0).any(axis=(1, 2))):
+            found = _deformation(h[s], h0[s], periodic[s])
+            if found is None:
+                start[s] = BROKEN
+                continue
+            deformation[s] = found
+            stretch[s] = np.linalg.svd(found, compute_uv=False)[-1]
+        allowed = 0.5 * (self.reach * stretch - self.cutoff)
+        start[(allowed < 0) & (start == 0)] = 2.0
+        # Without a skin, lists serve the very configuration they were built in.
+        scale = 1.0 / np.maximum(np.maximum(allowed, 0.0) ** 2, 1e-300)
         self.deformation = torch.from_numpy(deformation).to(self.device)
         self.scale = torch.from_numpy(scale).to(self.device)
         self.start = torch.from_numpy(start).to(self.device)

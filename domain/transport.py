@@ -206,7 +206,8 @@ class LocalTransport:
 def _bytes(tensor: Tensor) -> memoryview:
     assert tensor.is_contiguous()
     assert tensor.device.type == "cpu"
-    return memoryview(tensor.detach().reshape(-1).numpy()).cast("B")
+    array: Any = tensor.detach().reshape(-1).numpy()
+    return memoryview(array).cast("B")
 
 
 __all__ = ["GlooTransport", "LocalTransport", "MeshError", "NoTransport", "Transport", "same_host"]
