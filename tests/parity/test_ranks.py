@@ -49,28 +49,28 @@ ONE_SYSTEM = [
     # shape, ensemble, ranks, grid (None: as chosen)
     ("cubic", "nve", 2, None),
     ("cubic", "langevin", 3, None),
-    ("cubic", "nve", 4, None),
+    pytest.param("cubic", "nve", 4, None, marks=pytest.mark.slow),
     ("cubic", "nve", 4, (2, 2, 1)),
     ("triclinic", "nve", 2, None),
     ("triclinic", "langevin", 4, (2, 1, 2)),
-    ("triclinic", "nve", 3, (3, 1, 1)),
+    pytest.param("triclinic", "nve", 3, (3, 1, 1), marks=pytest.mark.slow),
     ("skewed", "nve", 2, (1, 2, 1)),
-    ("skewed", "langevin", 2, (1, 1, 2)),
+    pytest.param("skewed", "langevin", 2, (1, 1, 2), marks=pytest.mark.slow),
     ("slab", "nve", 2, None),
     ("slab", "langevin", 4, (2, 2, 1)),
-    ("slab", "nve", 3, (1, 1, 3)),
+    pytest.param("slab", "nve", 3, (1, 1, 3), marks=pytest.mark.slow),
     ("wrapped_slab", "nve", 2, None),
     ("wrapped_slab", "langevin", 3, (1, 1, 3)),
-    ("wrapped_slab", "nve", 4, (1, 2, 2)),
+    pytest.param("wrapped_slab", "nve", 4, (1, 2, 2), marks=pytest.mark.slow),
     ("wire", "nve", 4, None),
-    ("wire", "langevin", 4, (2, 2, 1)),
+    pytest.param("wire", "langevin", 4, (2, 2, 1), marks=pytest.mark.slow),
     ("cluster", "nve", 2, None),
-    ("cluster", "langevin", 3, None),
-    ("cluster", "nve", 4, (2, 2, 1)),
+    pytest.param("cluster", "langevin", 3, None, marks=pytest.mark.slow),
+    pytest.param("cluster", "nve", 4, (2, 2, 1), marks=pytest.mark.slow),
     ("thin", "nve", 2, (2, 1, 1)),
     ("thin", "langevin", 4, (2, 2, 1)),
     ("far", "nve", 2, None),
-    ("far", "langevin", 4, None),
+    pytest.param("far", "langevin", 4, None, marks=pytest.mark.slow),
     ("tiny", "nve", 2, (2, 1, 1)),
     ("few", "nve", 4, (4, 1, 1)),
     ("few", "langevin", 3, None),
@@ -88,8 +88,15 @@ def test_one_system(ranks, shape, ensemble, size, grid):
         assert any(changed), "no atom ever changed its rank"
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("ensemble", ["nve", "langevin"])
+SEVERAL = [
+    ("nve", 2),
+    ("langevin", 3),
+    ("nve", 4),
+    *(pytest.param(e, n, marks=pytest.mark.slow) for e, n in (("langevin", 2), ("nve", 3), ("langevin", 4))),
+]
+
+
+@pytest.mark.parametrize(("ensemble", "size"), SEVERAL)
 def test_several_systems(ranks, size, ensemble):
     names = ["few", "cubic", "tiny", "slab", "cluster", "triclinic"]
     seen = check(ranks, names, ensemble, size, split_atoms=60)
