@@ -147,6 +147,7 @@ class StageRun:
         if sampled.any() or framed.any():
             self.runner.want(energy=True, stress=True)
         self._converged = self.runner.step()
+        # On a GPU this waits for the step: who leaves, and what is due, is decided on the host (as does `verdict`).
         self._steps = state.batch.step.cpu().numpy().copy()
         if sampled.any() or framed.any():
             self._recorder.record(self._steps, self._sound())

@@ -54,6 +54,7 @@ def test_nve_does_not_drift() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_nve_of_4000_atoms_for_10_ps_does_not_drift() -> None:
     change, scatter = drift(10, 5000, 300)
     print(f"drift {change:.2e} eV/atom in 10 ps, scatter {scatter:.2e}")
@@ -102,10 +103,11 @@ def test_langevin_samples_the_canonical_distribution() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_langevin_over_a_long_run() -> None:
-    mean, p_chi, p_ks = canonical(24, 25_000)
+    mean, p_chi, p_ks = canonical(24, 15_000)
     print(f"mean/target {mean:.4f}, p {p_chi:.3f} (chi-square), {p_ks:.3f} (Kolmogorov-Smirnov)")
-    assert abs(mean - 1) < 0.003
+    assert abs(mean - 1) < 0.008  # three standard errors of 2,800 samples
     assert p_chi > 1e-3
     assert p_ks > 1e-3
 
@@ -148,3 +150,25 @@ def test_drawn_velocities_are_maxwell_boltzmann_without_drift() -> None:
     assert np.abs((v * m[:, None]).sum(axis=0)).max() < 1e-10 * np.abs(v * m[:, None]).sum()
     again = stage.prepare(Batch.from_atoms([alloy[:4], alloy], ids=["x", "system-0"]), seed=3)
     np.testing.assert_array_equal(again.select(["system-0"]).velocities.numpy(), v)
+
+
+def test_velocity_verlet_follows_ases() -> None:
+    """The same trajectory as ASE's VelocityVerlet over 100 steps; its constants differ in the eighth digit."""
+    from ase import units
+    from ase.calculators.lj import LennardJones
+    from ase.md.verlet import VelocityVerlet
+
+    from mattermill.domain.models.noble import EPSILON, SIGMA
+
+    cutoff = 6.5
+    model = mm.models.noble_gases(truncation="switch", cutoff=cutoff, switch_onset=5.0)
+    warm = mm.simulate(model, crystal(2), mm.NVE(), steps=1, dt=2.0, temperature=120)
+    (atoms,) = warm.to_atoms()
+    ours = mm.simulate(model, atoms, mm.NVE(), steps=100, dt=2.0)
+    atoms.calc = LennardJones(epsilon=EPSILON["Ar"], sigma=SIGMA["Ar"], rc=cutoff, ro=5.0, smooth=True)
+    start = atoms.positions.copy()
+    VelocityVerlet(atoms, timestep=2.0 * units.fs).run(100)
+    moved = np.abs(atoms.positions - start).max()
+    assert moved > 0.1
+    np.testing.assert_allclose(ours.positions.numpy(), atoms.positions, atol=1e-6 * moved)
+    assert float(ours.energy[0]) == pytest.approx(atoms.get_potential_energy(), rel=1e-6)
