@@ -113,10 +113,9 @@ def test_langevin_over_a_long_run() -> None:
 
 
 def test_two_targets_share_a_batch_and_a_ramp_ends_where_it_should() -> None:
-    """Per-system temperature, friction and time step: as if each were alone, with the temperature of its own."""
+    """Per-system temperature, friction and time step; and the ramp of `Heat`."""
     systems = crystal(3, copies=2)
     cold = mm.Equilibrate(mm.NVT(20, friction=10), steps=400, dt=4.0)
-    hot = mm.Equilibrate(mm.NVT(70, friction=5), steps=400, dt=2.0)
     from mattermill.stages.run import StageRun as Run
 
     run = Run(cold, ARGON)
@@ -133,7 +132,6 @@ def test_two_targets_share_a_batch_and_a_ramp_ends_where_it_should() -> None:
     ramp = np.interp(table["argon-0"]["step"], [0, 1000], [10, 90])
     late = ramp > 30
     assert abs(np.mean(temperature[late] / ramp[late]) - 1) < 0.08
-    assert hot.sampled().target == 70
 
 
 def test_drawn_velocities_are_maxwell_boltzmann_without_drift() -> None:
