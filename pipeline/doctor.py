@@ -112,7 +112,7 @@ def two_ranks() -> Check:
         ranks.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         )
-    answers = []
+    answers: list[str | tuple[float, ...]] = []
     for rank, process in enumerate(ranks):
         try:
             out, err = process.communicate(timeout=max(0.1, GROUP_SECONDS - (time.perf_counter() - start)))
@@ -150,7 +150,7 @@ def _join(port: int, rank: int) -> list[float]:
     seconds = []
     for wire in ("auto", "gloo"):
         start = time.perf_counter()
-        mesh = Mesh.join(dist.PrefixStore(wire, store), rank, 2, "cpu", timeout=30.0, wire=wire)  # type: ignore[arg-type]
+        mesh = Mesh.join(dist.PrefixStore(wire, store), rank, 2, "cpu", timeout=30.0, wire=wire)
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
         for _ in range(repeats):

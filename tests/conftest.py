@@ -8,7 +8,6 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import importlib.util
 import time
 from collections.abc import Iterator
 
@@ -18,17 +17,15 @@ import torch
 
 torch.set_num_threads(1)
 
-if importlib.util.find_spec("ranks"):
-    from ranks import ranks  # noqa: F401 (a fixture: the pool of processes that play ranks)
+from ranks import ranks  # noqa: E402, F401 (a fixture: the pool of processes that play ranks)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_kernels() -> None:
     """Compile the Warp kernels before the first test's clock runs; later processes find them in Warp's cache."""
-    if importlib.util.find_spec("mattermill.domain.kernels"):  # TODO(H6): drop once the kernels have landed
-        from mattermill.domain import kernels
+    from mattermill.domain import kernels
 
-        getattr(kernels, "warm", lambda: None)()
+    kernels.warm()
 
 
 @pytest.fixture(scope="session")
