@@ -133,7 +133,9 @@ class Campaign(CampaignView):
         from .program import Program
 
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        program = Program(self.recipe, self.folder, self._writer, self.options, self._tell, own=address is None)
+        program = Program(
+            self.recipe, self.folder, self._writer, self._lock, self.options, self._tell, own=address is None
+        )
         self._program = program
         if self._stop_asked:
             program.stop()

@@ -51,7 +51,7 @@ class Limits:
     """
 
     form: float = 120.0
-    peer: float = 120.0
+    peer: float = 300.0
     segment: float = 900.0
     small: float = 120.0
     free: float = 180.0

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks, and without an answer until the scheduler counts as gone.
 PERIOD, SCHEDULER_LIMIT = 0.4, 30.0
 
+#: Seconds that a rank may be paused before it counts as lost.
+PAUSE_LIMIT = 15.0
+
 
 class Membership:
     """Keeps `Claims` up to date with the scheduler.
@@ -32,6 +35,7 @@ class Membership:
         claims: told of ranks that come, go, pause and go on.
         limit: how many ranks the campaign may use; None for all.
         on_loss: called with the address of a rank that has gone and the claim that it takes down, if any.
+        on_pause: called with the address of a rank that has been paused for `PAUSE_LIMIT` seconds.
         on_change: called after something has changed.
     """
 
@@ -41,12 +45,14 @@ class Membership:
         claims: Claims,
         limit: int | None,
         on_loss: Callable[[str, Claim | None], None],
+        on_pause: Callable[[str], None],
         on_change: Callable[[], None],
     ) -> None:
         self.client, self.claims, self.limit = client, claims, limit
-        self.on_loss, self.on_change = on_loss, on_change
+        self.on_loss, self.on_pause, self.on_change = on_loss, on_pause, on_change
         self.alive: frozenset[str] = frozenset()
         self._refused: set[str] = set()
+        self._paused: dict[str, float] = {}
 
     async def look(self) -> dict[str, Member]:
         """Ask once.
@@ -78,8 +84,9 @@ class Membership:
         known = member.address in self.claims.addresses
         if member.status != "running":
             if known:
-                self.claims.pause(member.address)
+                self._pause(member.address)
             return False
+        self._paused.pop(member.address, None)
         if known:
             self.claims.unpause(member.address)
             return False
@@ -92,6 +99,13 @@ class Membership:
             return False
         self.claims.join(member.address, member.host)
         return True
+
+    def _pause(self, address: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self.claims.pause(address)
+        if now - self._paused.setdefault(address, now) > PAUSE_LIMIT:
+            del self._paused[address]
+            self.on_pause(address)
 
     async def watch(self) -> None:
         """Look for ever.

@@ -21,8 +21,9 @@ from .cluster import Address, check_members
 from .errors import CampaignError
 from .events import CampaignStarted, Event, StageEnded, VisitEnded
 from .folder import Folder
-from .ledger import Checkpointed, Entry, Ledger
+from .ledger import Checkpointed, Entry, Ledger, Recorded
 from .line import Line, build_lines
+from .lock import Lock, LockLost
 from .membership import Membership
 from .options import Options
 from .orders import Report
@@ -33,6 +34,8 @@ from .work import Work
 from .worker import RankPlugin, plugin_name
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from .recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -45,7 +48,7 @@ class Program:
     """One run of a campaign, from the tickets in its ledger to the end or to a stop.
 
     Args:
-        recipe, folder, ledger, options: of the campaign; the folder's lock is held.
+        recipe, folder, ledger, lock, options: of the campaign.
         tell: called with every event, on the campaign's thread.
         own: whether the cluster is the campaign's own.
     """
@@ -55,12 +58,13 @@ class Program:
         recipe: Recipe,
         folder: Folder,
         ledger: Ledger,
+        lock: Lock,
         options: Options,
         tell: Callable[[Event], None],
         own: bool = False,
     ) -> None:
         self.recipe, self.folder, self.ledger, self.options = recipe, folder, ledger, options
-        self.tell, self.own = tell, own
+        self.lock, self.tell, self.own = lock, tell, own
         self.session = uuid.uuid4().hex[:8]
         self.books = Books(recipe.plan, self.session, options.strict)
         self.claims = Claims(options.patience)
@@ -74,6 +78,7 @@ class Program:
         self._visits: Counter[bool] = Counter()
         self._reasons: Counter[str] = Counter()
         self._idle_since: float | None = None
+        self._errands: set[asyncio.Task[None]] = set()
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -83,10 +88,7 @@ class Program:
         Raises:
             CampaignError: it cannot start, or cannot go on.
         """
-        from distributed import Client
-
-        options = {"security": address.security} if address.security is not None else {}
-        async with Client(address.scheduler, asynchronous=True, set_as_default=False, timeout=30, **options) as client:
+        async with await _connect(address) as client:
             self.client = client
             await self._prepare(ranks)
             try:
@@ -98,7 +100,7 @@ class Program:
             raise self.failure
 
     async def _prepare(self, ranks: int | None) -> None:
-        self.membership = Membership(self.client, self.claims, ranks, self._on_loss, self.changed.set)
+        self.membership = Membership(self.client, self.claims, ranks, self._on_loss, self._on_pause, self.changed.set)
         found = await self.membership.look()
         if not found:
             await self.client.wait_for_workers(1, timeout=self.options.worker_seconds)
@@ -150,9 +152,9 @@ class Program:
                 self._check_ranks()
         finally:
             watch.cancel()
-            for task in self._tasks:
+            for task in (*self._tasks, *self._errands):
                 task.cancel()
-            await asyncio.gather(watch, *self._tasks, return_exceptions=True)
+            await asyncio.gather(watch, *self._tasks, *self._errands, return_exceptions=True)
 
     async def _clean_up(self) -> None:
         try:
@@ -215,10 +217,8 @@ class Program:
             error = task.exception()
             if isinstance(error, CampaignError):
                 self._give_up(error)
-            elif isinstance(error, OSError):
-                self._give_up(CampaignError(f"{shift.line.name}: {error}"))
             elif error is not None:
-                raise error
+                raise CampaignError(f"{shift.line.name}: {type(error).__name__}: {error}") from error
 
     def _check_ranks(self) -> None:
         """A campaign that waits for ranks that never come must not wait for ever."""
@@ -251,12 +251,24 @@ class Program:
         if not entries:
             return
         try:
-            await asyncio.to_thread(self.ledger.record, entries)
+            recorded = await asyncio.to_thread(self._write, entries)
+        except LockLost as error:
+            raise CampaignError(str(error)) from error
         except sqlite3.Error as error:
             raise CampaignError(f"the ledger {self.ledger.path} cannot be written: {error}") from error
+        if recorded.repeated or recorded.stale:
+            # Claims are ours alone, so these visits were ended by somebody else: to go on would do things twice.
+            system, stage = (*recorded.repeated, *recorded.stale)[0]
+            raise CampaignError(
+                f"{self.ledger.path} says that {system} has left {stage} already: does another process write it?"
+            )
         for entry in entries:
             if isinstance(entry, Checkpointed):
                 self.scribe.checkpoint(entry.file)
+
+    def _write(self, entries: Sequence[Entry]) -> Recorded:
+        self.lock.check()
+        return self.ledger.record(entries)
 
     def note(self, ended: Ended) -> None:
         """A visit has ended: tell, and stop a campaign that does nothing but fail."""
@@ -291,11 +303,31 @@ class Program:
             for address in addresses:
                 self.claims.leave(address)
 
+    def _on_pause(self, address: str) -> None:
+        """A rank that stays paused runs no task; its gang is lost, and the process starts anew with empty memory."""
+        logger.warning("rank %s is out of memory and paused: it is given up and started again", address)
+        claim = self.claims.leave(address)
+        self._on_loss(address, claim)
+        restart = asyncio.create_task(self.restart([address]))
+        self._errands.add(restart)
+        restart.add_done_callback(self._errands.discard)
+
     def _on_loss(self, address: str, claim: Claim | None) -> None:
         for shift in self._tasks.values():
             if address in shift.claim.ranks:
                 shift.gang.lose(address)
         self.changed.set()
+
+
+async def _connect(address: Address) -> Client:
+    """A connection of the campaign's own. Raises `CampaignError`."""
+    from distributed import Client
+
+    options = {"security": address.security} if address.security is not None else {}
+    try:
+        return await Client(address.scheduler, asynchronous=True, set_as_default=False, timeout=30, **options)
+    except (OSError, TimeoutError) as error:
+        raise CampaignError(f"no Dask scheduler answers at {address.scheduler}: {error}") from error
 
 
 __all__ = ["Program"]

@@ -153,6 +153,7 @@ class Bars:
         )
         self._bars: dict[str, Any] = {}
         self._started = False
+        self._drawn = 0.0
 
     def __call__(self, event: Event) -> None:
         self.tally(event)
@@ -167,7 +168,10 @@ class Bars:
             self._progress.console.print(
                 f"{event.stage}: lost {', '.join(event.lost)}; its systems restart", style="yellow", markup=False
             )
-        self._update()
+        rare = isinstance(event, CampaignStarted | StageEnded | CampaignEnded)
+        if rare or time.monotonic() - self._drawn > 0.2:
+            self._drawn = time.monotonic()
+            self._update()
 
     def _update(self) -> None:
         for stage, bar in self._bars.items():

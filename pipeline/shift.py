@@ -7,6 +7,7 @@ form -> [receive -> advance -> report -> collect]* -> dissolve
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from .program import Program
 
 logger = logging.getLogger(__name__)
+
+#: What a full, read-only or broken disk says. It is no system's fault, and no other gang would fare better.
+STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
 
 #: Gangs of one stage that may fail to form, one after the other, before the campaign gives up.
 MAX_FORM_FAILURES = 5
@@ -74,11 +78,14 @@ class Shift:
         except asyncio.CancelledError:
             # The campaign ends at once: the ledger has what is needed to go on.
             raise
-        except (CampaignError, OSError) as error:
-            if not isinstance(error, ConnectionError):
-                raise
-            reason = await self._fail(error)
+        except CampaignError:
+            raise
         except Exception as error:
+            if getattr(error, "errno", None) in STORAGE:
+                raise CampaignError(
+                    f"{self.line.name}: {error}; put that right and go on with "
+                    f"`mattermill resume {self.program.folder.path}`"
+                ) from error
             # A task's error, of any type: the model's, the user's stage's, a dead peer's. It is recorded with the
             # systems that were aboard, and goes on as their reason if they fail alone.
             reason = await self._fail(error)

@@ -294,3 +294,49 @@ def test_nothing_stays_on_the_workers(client: Any, tmp_path: Path) -> None:
     assert list(plugins.values()) == [[], []]
     left = client.run(lambda dask_worker: len(dask_worker.data))
     assert list(left.values()) == [0, 0]
+
+
+def test_a_full_stream_holds_its_producer_back(client: Any, tmp_path: Path) -> None:
+    """Back-pressure: no stage runs far ahead of the next, and nothing stands still for it."""
+    made = recipe(produce("a", steps=10) >> produce("b", steps=10))
+    waiting = Counter[str]()
+    most = 0
+
+    def listen(event: Any) -> None:
+        nonlocal most
+        if isinstance(event, VisitEnded):
+            waiting["b"] += (event.stage == "a") - (event.stage == "b")
+            most = max(most, waiting["b"])
+
+    campaign = run(made, systems(12), tmp_path / "a.mill", client, progress=listen, capacity=2, max_atoms=33)
+    assert_conserved(campaign, made, [f"ar-{k}" for k in range(12)])
+    # Two may wait, two gangs have one each aboard when they are told, and as many are aboard behind.
+    assert most <= 2 + 2 + 2
+
+
+def test_a_worker_that_joins_is_used(tmp_path: Path) -> None:
+    """CASES 35."""
+    from distributed import Client, LocalCluster
+
+    made = recipe(slow(steps=60))
+    joined = threading.Event()
+    formed: list[GangFormed] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, SegmentEnded):
+            joined.set()
+        if isinstance(event, GangFormed):
+            formed.append(event)
+
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as growing,
+        Client(growing) as own,
+    ):
+        campaign = made.start(
+            systems(8), tmp_path / "a.mill", client=own, **{**QUICK, "progress": listen, "max_atoms": 33}
+        )
+        assert joined.wait(LIMIT)
+        growing.scale(2)
+        campaign.wait(LIMIT)
+    assert len({rank for event in formed for rank in event.ranks}) == 2
+    assert_conserved(campaign, made, [f"ar-{k}" for k in range(8)])

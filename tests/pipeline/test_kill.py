@@ -200,3 +200,28 @@ def test_a_damaged_checkpoint_costs_time_only(client: Any, tmp_path: Path, damag
     again = mm.resume(campaign.path, made, client=client, **QUICK)
     assert_conserved(again, made, ["ar-0", "ar-1"])
     assert_same(peace, again, ["slow"])
+
+
+def test_ctrl_c_drains(client: Any, tmp_path: Path) -> None:
+    """SIGINT to the whole foreground group, as a terminal sends it: checkpoints are written, and nothing is lost."""
+    out, script = tmp_path / "a.mill", tmp_path / "script.py"
+    tests = str(Path(__file__).parents[1])
+    script.write_text(textwrap.dedent(SCRIPT.format(tests=tests, out=str(out), options=QUICK)))
+    process = subprocess.Popen(
+        [sys.executable, str(script)], cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: _has_checkpoint(out, "slow") or process.poll() is not None, LIMIT, "a checkpoint")
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode not in (0, None)
+    assert f"interrupted: go on with `mattermill resume {out}`" in said
+    with Ledger.open_readonly(out / "ledger.sqlite") as ledger:
+        pending = ledger.pending("slow")
+        assert len(pending) == 3
+        assert all(v.steps > 0 and v.deaths == 0 and not v.is_running for v in pending)
+    made = recipe(mm.Relax(fmax=0.05, max_steps=30) >> slow(steps=150))
+    campaign = mm.resume(out, made, client=client, **QUICK)
+    assert_conserved(campaign, made, ["ar-0", "ar-1", "ar-2"])
