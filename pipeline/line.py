@@ -61,21 +61,26 @@ class Line:
 
     # --- who gets what -------------------------------------------------------------------------------------------
 
-    def load(self, claims: Claims) -> Load:
+    def load(self, claims: Claims, nearer: int = 0) -> Load:
+        """What there is to share, and between how many; `nearer` ranks are held by stages nearer the end."""
         return Load(
             waiting=self.stream.n_atoms,
             aboard=sum(shift.n_atoms for shift in self.shifts),
-            gangs=len(self.shifts),
-            free=claims.n_free // self.size,
+            # Ranks that stages in front of this one hold come free in time, and then want something to be left.
+            servers=max(len(self.shifts), (claims.size - nearer) // self.size, 1),
         )
 
     def budget(self, n_ranks: int) -> int:
         """Atoms that one gang of this stage has room for."""
         return self.max_atoms * n_ranks
 
-    def share(self, claims: Claims, aboard: int) -> list[Ticket]:
-        """What a gang that has so many atoms aboard should take in now."""
-        space = room(self.load(claims), aboard, self.budget(self.size))
+    @property
+    def ranks_held(self) -> int:
+        return sum(len(shift.claim.ranks) for shift in self.shifts)
+
+    def share(self, claims: Claims, nearer: int, aboard: int) -> list[Ticket]:
+        """What a gang that has so many atoms aboard should take in now; for `nearer` see `load`."""
+        space = room(self.load(claims, nearer), aboard, self.budget(self.size))
         return self.stream.take(space) if space > 0 or not aboard else []
 
     def halve_budget(self, n_atoms: int) -> bool:

@@ -21,7 +21,7 @@ from .cluster import Address, check_members
 from .errors import CampaignError
 from .events import CampaignStarted, Event, StageEnded, VisitEnded
 from .folder import Folder
-from .ledger import Checkpointed, Entry, Ledger, Recorded
+from .ledger import Checkpointed, Entry, Ledger, LedgerError, Recorded
 from .line import Line, build_lines
 from .lock import Lock, LockLost
 from .membership import Membership
@@ -204,7 +204,7 @@ class Program:
     def _begin(self, line: Line, claim: Claim) -> None:
         shift = Shift(self, line, claim)
         line.shifts.append(shift)
-        shift.incoming = line.stream.take_alone() or line.share(self.claims, 0)
+        shift.incoming = line.stream.take_alone() or self.share(line, 0)
         shift.alone = any(ticket.is_alone for ticket in shift.incoming)
         assert shift.incoming, f"{line.name} asked for ranks and has nothing to do"
         task = asyncio.create_task(shift.work(), name=f"{line.name} {claim.key}")
@@ -240,6 +240,11 @@ class Program:
             self.failure = error
         self.stop()
 
+    def share(self, line: Line, aboard: int) -> list[Ticket]:
+        """What a gang of this stage that has so many atoms aboard should take in now."""
+        nearer = sum(other.ranks_held for other in self.lines.values() if other.height < line.height)
+        return line.share(self.claims, nearer, aboard)
+
     # --- for the shifts -------------------------------------------------------------------------------------------
 
     async def record(self, entries: Sequence[Entry]) -> None:
@@ -254,7 +259,7 @@ class Program:
             recorded = await asyncio.to_thread(self._write, entries)
         except LockLost as error:
             raise CampaignError(str(error)) from error
-        except sqlite3.Error as error:
+        except (LedgerError, sqlite3.Error) as error:
             raise CampaignError(f"the ledger {self.ledger.path} cannot be written: {error}") from error
         if recorded.repeated or recorded.stale:
             # Claims are ours alone, so these visits were ended by somebody else: to go on would do things twice.

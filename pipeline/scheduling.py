@@ -24,17 +24,12 @@ class Load:
     Args:
         waiting: atoms of the tickets that wait.
         aboard: atoms aboard all of its gangs.
-        gangs: gangs at work; free: further gangs that free ranks would make.
+        servers: gangs between which the work is shared: those at work and those that ranks could come free for.
     """
 
     waiting: int
     aboard: int
-    gangs: int
-    free: int
-
-    @property
-    def servers(self) -> int:
-        return max(1, self.gangs + self.free)
+    servers: int
 
 
 def aim(load: Load, max_atoms: float) -> float:

@@ -78,9 +78,9 @@ class Shift:
         except asyncio.CancelledError:
             # The campaign ends at once: the ledger has what is needed to go on.
             raise
-        except CampaignError:
-            raise
         except Exception as error:
+            if isinstance(error, CampaignError) and not isinstance(error, DamagedFile):
+                raise
             if getattr(error, "errno", None) in STORAGE:
                 raise CampaignError(
                     f"{self.line.name}: {error}; put that right and go on with "
@@ -200,7 +200,7 @@ class Shift:
         line = self.line
         if self.alone or line.is_held_back or self.program.claims.wanted(line.height, line.name):
             return []
-        return line.share(self.program.claims, sum(t.n_atoms for t in self.aboard.values()))
+        return self.program.share(line, sum(t.n_atoms for t in self.aboard.values()))
 
     def _remember(self, kept: StateFile) -> None:
         """A checkpoint is where these systems start again; what they came from is kept for when it is damaged."""

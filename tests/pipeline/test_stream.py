@@ -77,21 +77,21 @@ def test_full_from_its_capacity_on() -> None:
 
 
 def test_a_lone_gang_takes_all_it_has_room_for() -> None:
-    assert room(Load(waiting=90_000, aboard=0, gangs=1, free=0), 0, 50_000) == 50_000
-    assert room(Load(waiting=90_000, aboard=0, gangs=1, free=0), 49_000, 50_000) == 1_000
+    assert room(Load(waiting=90_000, aboard=0, servers=1), 0, 50_000) == 50_000
+    assert room(Load(waiting=90_000, aboard=0, servers=1), 49_000, 50_000) == 1_000
 
 
 def test_shares_leave_something_for_others() -> None:
-    load = Load(waiting=40_000, aboard=0, gangs=1, free=3)
+    load = Load(waiting=40_000, aboard=0, servers=4)
     assert aim(load, 50_000) == 5_000
     # Nobody refills while half full, so what waits goes to who is empty.
-    later = Load(waiting=20_000, aboard=20_000, gangs=4, free=0)
+    later = Load(waiting=20_000, aboard=20_000, servers=4)
     assert room(later, 4_000, 50_000) == 0
     assert room(later, 1_000, 50_000) > 0
 
 
 def test_small_work_is_not_split_for_nothing() -> None:
-    assert aim(Load(waiting=400, aboard=0, gangs=1, free=3), 50_000) == SMALL_SHARE
+    assert aim(Load(waiting=400, aboard=0, servers=4), 50_000) == SMALL_SHARE
 
 
 def test_shares_end_in_all_work_done() -> None:
@@ -100,7 +100,7 @@ def test_shares_end_in_all_work_done() -> None:
     stream.put([ticket(str(k), 500) for k in range(100)], "relax")
     first = None
     while len(stream):
-        load = Load(stream.n_atoms, 0, 4, 0)
+        load = Load(stream.n_atoms, 0, 4)
         taken = stream.take(room(load, 0, 50_000))
         assert taken
         first = first or sum(t.n_atoms for t in taken)
