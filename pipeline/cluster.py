@@ -93,9 +93,13 @@ def default_ranks() -> int:
 @contextlib.asynccontextmanager
 async def own_cluster(ranks: int) -> AsyncIterator[Any]:
     """A LocalCluster of `ranks` processes with one thread each, on the loopback interface; closed at the end."""
+    import dask
     from distributed import LocalCluster
 
-    with _main_left_alone():
+    # 15 s after a worker has died, Dask looks whether its nanny has brought it back, and if it happens to be dead once
+    # more in that instant, closes the nanny too: the rank would be lost for good.
+    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"})
+    with _main_left_alone(), patient:
         async with LocalCluster(
             n_workers=ranks,
             threads_per_worker=1,

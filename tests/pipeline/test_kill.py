@@ -27,9 +27,12 @@ LIMIT = 200.0
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Any]:
     """A client of two ranks that may be killed: their nannies start them again."""
+    import dask
     from distributed import Client, LocalCluster
 
     with (
+        # See pipeline/cluster.py: else Dask closes a nanny whose worker is dead 15 s after an earlier death.
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
@@ -176,7 +179,7 @@ def _lives(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_a_damaged_checkpoint_costs_time_only(client: Any, tmp_path: Path, damage: str) -> None:
-    made = recipe(slow(steps=100))
+    made = recipe(slow(steps=400))
     peace = made.start(systems(2), tmp_path / "peace.mill", client=client, **QUICK).wait(LIMIT)
     advanced = threading.Event()
 
