@@ -112,9 +112,16 @@ class Campaign(CampaignView):
         return cls(recipe, folder, ledger, lock, chosen)._launch(place, progress)
 
     def _launch(self, place: tuple[Address | None, int | None], progress: Progress) -> Campaign:
-        self._listener = listener(progress)
         # Not waited for at the interpreter's end: by then no thread can be started, so nothing could be drained.
-        threading.Thread(target=self._live, args=place, name=f"mattermill {self.folder.path.name}", daemon=True).start()
+        thread = threading.Thread(
+            target=self._live, args=place, name=f"mattermill {self.folder.path.name}", daemon=True
+        )
+        try:
+            self._listener = listener(progress)
+            thread.start()
+        except BaseException:
+            self._close()
+            raise
         return self
 
     # --- the thread ----------------------------------------------------------------------------------------
@@ -154,17 +161,25 @@ class Campaign(CampaignView):
             logger.exception("the progress listener failed on %s", type(event).__name__)
 
     def _close(self) -> None:
-        reason = str(self._error) if self._error is not None else ""
-        self._tell(CampaignEnded(self._outcome(), reason))
-        self._listener.close()
-        self._writer.close()
-        self._lock.release()
-        self._ended.set()
+        """Each step by itself: a terminal or a folder that has gone must not keep whoever waits from the end."""
+        try:
+            for step in (self._farewell, self._listener.close, self._writer.close, self._lock.release):
+                try:
+                    step()
+                except Exception as error:  # told to whoever waits, unless there was one before
+                    logger.exception("%s: an error at the end", self.folder.path)
+                    self._error = self._error or error
+        finally:
+            self._ended.set()
 
-    def _outcome(self) -> str:
-        if self._error is not None:
-            return "failed"
-        return "stopped" if self._writer.pending() else "finished"
+    def _farewell(self) -> None:
+        try:
+            left = bool(self._writer.pending())
+        except CampaignError as error:
+            self._error = self._error or error
+            left = True
+        outcome = "failed" if self._error is not None else "stopped" if left else "finished"
+        self._tell(CampaignEnded(outcome, str(self._error or "")))
 
     # --- for the user ----------------------------------------------------------------------------------------
 

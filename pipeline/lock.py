@@ -134,14 +134,17 @@ class Lock:
             raise LockLost(f"{self.path} is now held by {now or 'nobody'}: this process must stop writing")
 
     def release(self) -> None:
-        """Give the lock back; does nothing when it is not ours any more."""
+        """Give the lock back; does nothing when it is not ours any more, or gone with its folder."""
         if not self.held:
             return
         self.held = False
-        with _guard(self.path):
-            now = read_holder(self.path)
-            if now is not None and now.token == self.holder.token:
-                self.path.unlink()
+        try:
+            with _guard(self.path):
+                now = read_holder(self.path)
+                if now is not None and now.token == self.holder.token:
+                    self.path.unlink()
+        except FileNotFoundError:
+            logger.warning("the lock %s has gone, and its folder with it", self.path)
 
     def __enter__(self) -> Lock:
         return self
