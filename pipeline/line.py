@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..stages.stage import Stage
     from .shift import Shift
 
+#: The producer of the heads' streams. No stage has this name: names have no slash.
+INPUT = "/input"
+
 #: A budget is not halved below so many atoms.
 LEAST_ATOMS = 64
 
@@ -96,9 +99,9 @@ class Line:
 
 
 def build_lines(plan: Plan, capacity: int, max_atoms: int) -> dict[str, Line]:
-    """The lines of a plan, upstream ones first. Those at a head are fed by the ``input``."""
+    """The lines of a plan, upstream ones first. Those at a head are fed by the `INPUT`."""
     lines = {
-        name: Line(name, stage, plan.height(name), plan.producers(name) or ("input",), capacity, max_atoms)
+        name: Line(name, stage, plan.height(name), plan.producers(name) or (INPUT,), capacity, max_atoms)
         for name, stage in plan.stages.items()
     }
     for name, line in lines.items():
@@ -106,4 +109,4 @@ def build_lines(plan: Plan, capacity: int, max_atoms: int) -> dict[str, Line]:
     return lines
 
 
-__all__ = ["Line", "build_lines"]
+__all__ = ["INPUT", "Line", "build_lines"]

@@ -22,7 +22,7 @@ from .errors import CampaignError
 from .events import CampaignStarted, Event, StageEnded, VisitEnded
 from .folder import Folder
 from .ledger import Checkpointed, Entry, Ledger, LedgerError, Recorded
-from .line import Line, build_lines
+from .line import INPUT, Line, build_lines
 from .lock import Lock, LockLost
 from .membership import Membership
 from .options import Options
@@ -126,8 +126,8 @@ class Program:
             by_stage.setdefault(visit.stage, []).append(ticket)
         for stage, tickets in by_stage.items():
             self.lines[stage].stream.put_back(tickets)
-        for line in self.lines.values():
-            line.stream.end("input")
+        for head in self.recipe.plan.heads:
+            self.lines[head].stream.end(INPUT)
 
     def _started(self, dashboard: str) -> CampaignStarted:
         waiting = {name: len(line.stream) for name, line in self.lines.items()}

@@ -93,6 +93,13 @@ def test_company_and_cluster_change_nothing(client: Any, tmp_path: Path) -> None
     assert_same(together, apart, ["relax", "heat", "equilibrate", "produce"])
 
 
+def test_a_stage_may_be_called_input(client: Any, tmp_path: Path) -> None:
+    made = recipe(produce("input", steps=10) >> produce("b", steps=10))
+    campaign = run(made, systems(2), tmp_path / "a.mill", client, max_atoms=33)
+    assert_conserved(campaign, made, ["ar-0", "ar-1"])
+    assert statuses(campaign, "b") == {"finished": 2}
+
+
 def test_batches_move_peer_to_peer(client: Any, tmp_path: Path) -> None:
     made = recipe(mm.Relax(fmax=0.05, max_steps=30) >> produce())
     campaign = run(made, systems(4), tmp_path / "a.mill", client)

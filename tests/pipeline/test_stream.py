@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from campaigns import produce, recipe
 
+from mattermill.pipeline.line import INPUT, build_lines
 from mattermill.pipeline.scheduling import SMALL_SHARE, Load, aim, checkpoint_is_due, room
 from mattermill.pipeline.stream import MAX_DEATHS, Parcel, Stream, Ticket
 
@@ -66,6 +68,17 @@ def test_suspects_wait_apart() -> None:
     assert names(stream.take_alone()) == ["raiser"]
     assert stream.take_alone() == []
     assert stream.n_atoms == 0
+
+
+def test_a_stage_called_input_feeds_its_child_to_the_end() -> None:
+    plan = recipe(produce("input") >> produce("b")).plan
+    lines = build_lines(plan, capacity=10, max_atoms=1_000)
+    lines["input"].stream.end(INPUT)
+    assert lines["input"].is_over
+    lines["b"].stream.end(INPUT)
+    assert not lines["b"].is_over
+    lines["b"].stream.end("input")
+    assert lines["b"].is_over
 
 
 def test_full_from_its_capacity_on() -> None:
