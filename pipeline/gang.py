@@ -225,7 +225,8 @@ class Gang:
                 self._check(phase)
                 if any(_error(r) for r in done - {lost}):
                     await self._explain(phase, results, lost)
-                if any(s not in self.alive() for s in sources):
+                # What has arrived needs its source no more: to receive it again would do it twice.
+                if pending and any(s not in self.alive() for s in sources):
                     raise SourceGone(phase, "a worker that held arrivals has gone")
                 if pending and _now() > deadline:
                     raise GangLost(phase, f"no answer within {limit:.0f} s")

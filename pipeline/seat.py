@@ -62,6 +62,9 @@ class Seat:
     def receive(self, arrivals: list[Arrival]) -> None:
         """Put states into the inbox; on the lead. Those that came along are used, the rest is read.
 
+        They replace what is there: what is received a second time (the campaign had given the first up, and it came
+        through none the less) must not be aboard twice.
+
         Raises:
             DamagedFile: a file cannot be trusted; nothing was taken in.
         """
@@ -71,7 +74,7 @@ class Seat:
                 batches.append(arrival.batch.select(arrival.ids))
             else:
                 batches.append(read_batch(self.folder.resolve(arrival.file), arrival.ids, expect=arrival.digest))
-        self.inbox += batches
+        self.inbox = batches
 
     def advance(self, order: Order) -> Report | None:
         """One segment: take the inbox in, step, write what finished, and a checkpoint if asked."""

@@ -18,7 +18,7 @@ from mattermill.pipeline import worker as tasks
 from mattermill.pipeline.claims import Claim
 from mattermill.pipeline.errors import GangLost, StaleClaim
 from mattermill.pipeline.folder import Folder
-from mattermill.pipeline.gang import Gang, Limits
+from mattermill.pipeline.gang import Gang, Limits, SourceGone
 from mattermill.pipeline.handoff import DamagedFile, write_batch
 from mattermill.pipeline.orders import Arrival, Order
 from mattermill.pipeline.work import Work
@@ -141,6 +141,35 @@ def test_the_store_listens_on_the_loopback_interface_only(cluster: Any, tmp_path
         await gang.dissolve()
 
     play(cluster.scheduler_address, tmp_path, produce(ranks=2), test)
+
+
+def test_what_is_received_twice_is_aboard_once(cluster: Any, tmp_path: Path) -> None:
+    async def test(stand: Stand) -> None:
+        gang = stand.gang("produce")
+        await gang.form()
+        await gang.receive([stand.arrival], [None])
+        await gang.receive([stand.arrival], [None])
+        report = await gang.advance(20.0, admits=True, checkpoint=False)
+        assert sorted(o.id for o in report.outcomes) == ["ar-0", "ar-1"]
+        await gang.dissolve()
+
+    play(cluster.scheduler_address, tmp_path, produce(), test)
+
+
+def test_a_source_that_goes_after_the_arrival_does_not_matter() -> None:
+    async def received() -> str:
+        return "here"
+
+    async def main() -> None:
+        gang = Gang(None, "s", Claim(1, 1, "produce", ("a",)), Limits(), None, lambda: ["a"])  # type: ignore[arg-type]
+        done = asyncio.ensure_future(received())
+        await gang._settle("receiving", [done], 5.0, ["gone"])
+        never = asyncio.ensure_future(asyncio.sleep(60))
+        with pytest.raises(SourceGone):
+            await gang._settle("receiving", [never], 5.0, ["gone"])
+        never.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT))
 
 
 @pytest.mark.parametrize("member", [0, 1], ids=["lead", "other"])
