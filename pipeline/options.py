@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import CampaignError
 from .gang import Limits
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,21 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("segment_seconds", "checkpoint_seconds", "worker_seconds", "summary_seconds"):
-            _positive(name, getattr(self, name), "seconds")
-        _positive("max_atoms", self.max_atoms, "atoms")
-        if not 0 <= self.max_failure_rate <= 1:
+            _positive(name, getattr(self, name))
+        for name in ("max_atoms", "capacity", "failure_visits"):
+            _whole(name, getattr(self, name))
+        if not _is_number(self.patience) or self.patience < 0:
+            raise CampaignError(f"patience must be 0 seconds or more, is {self.patience!r}")
+        if not _is_number(self.max_failure_rate) or not 0 <= self.max_failure_rate <= 1:
             raise CampaignError(f"max_failure_rate must lie between 0 and 1, is {self.max_failure_rate!r}")
+        if not isinstance(self.strict, bool):
+            raise CampaignError(f"strict must be True or False, is {self.strict!r}")
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise CampaignError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', is {self.device!r}")
+        if not isinstance(self.limits, Limits):
+            raise CampaignError(f"limits must be a mattermill.pipeline.gang.Limits, is {self.limits!r}")
+        for limit in fields(self.limits):
+            _positive(f"limits.{limit.name}", getattr(self.limits, limit.name))
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
@@ -58,9 +72,18 @@ class Options:
         return cls(**given)
 
 
-def _positive(name: str, value: Any, unit: str) -> None:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise CampaignError(f"{name} must be more than 0 {unit}, is {value!r}")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _positive(name: str, value: Any) -> None:
+    if not _is_number(value) or value <= 0:
+        raise CampaignError(f"{name} must be more than 0 seconds, is {value!r}")
+
+
+def _whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CampaignError(f"{name} must be a whole number from 1, is {value!r}")
 
 
 __all__ = ["Options"]
