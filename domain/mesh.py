@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -273,7 +274,8 @@ class Mesh:
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Rank `src`'s object on every rank, pickled: control messages and batches among ranks that trust each other.
 
-        An exception object is raised on every rank instead of returned, so that what fails on one fails on all.
+        An exception object is raised on every rank instead of returned, so that what fails on one fails on all: on
+        rank `src` itself, on the others a copy, or a RuntimeError with its type and text where no copy can be made.
         """
         if self.size > 1:
             value = self._broadcast_pickled(value, src)
@@ -283,7 +285,8 @@ class Mesh:
 
     def _broadcast_pickled(self, value: Any, src: int) -> Any:
         if self.rank == src:
-            payload = torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
+            message = _Thrown.of(value) if isinstance(value, Exception) else value
+            payload = torch.frombuffer(bytearray(pickle.dumps(message, protocol=5)), dtype=torch.uint8)
             size = torch.tensor([payload.numel()], dtype=torch.int64)
             nothing = self._peers(lambda _: None)
             self.swap(self._peers(lambda _: size), nothing)
@@ -294,7 +297,36 @@ class Mesh:
         self.swap(nothing, self._peers(lambda p: size if p == src else None))
         payload = torch.empty(int(size), dtype=torch.uint8)
         self.swap(nothing, self._peers(lambda p: payload if p == src else None))
-        return pickle.loads(payload.numpy().data)
+        received = pickle.loads(payload.numpy().data)
+        return received.copy() if isinstance(received, _Thrown) else received
+
+
+@dataclass(frozen=True)
+class _Thrown:
+    """An exception on its way to other ranks: its text, and itself, pickled, if it can be."""
+
+    text: str
+    data: bytes | None
+
+    @classmethod
+    def of(cls, error: Exception) -> _Thrown:
+        text = f"{type(error).__name__}: {error}"
+        try:
+            return cls(text, pickle.dumps(error, protocol=5))
+        except Exception:  # whatever a class of somebody else's raises: the text goes on its way without it
+            return cls(text, None)
+
+    def copy(self) -> Exception:
+        """The exception again. Its class may be unknown here, or want other arguments than it keeps."""
+        if self.data is None:
+            return RuntimeError(self.text)
+        try:
+            error = pickle.loads(self.data)
+        except Exception:  # as above
+            return RuntimeError(self.text)
+        # What came back may be something else: a class can say how it is pickled.
+        same = isinstance(error, Exception) and f"{type(error).__name__}: {error}" == self.text
+        return error if same else RuntimeError(self.text)
 
 
 __all__ = ["Mesh", "MeshError"]

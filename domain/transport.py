@@ -6,6 +6,7 @@ A transport does one thing, `swap`: every rank hands every peer at most one mess
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -191,9 +192,13 @@ class LocalTransport:
         if left <= 0:
             late = sorted({*sending, *receiving})
             raise MeshError(f"rank {self.rank} waited {self.timeout:g} s for ranks {late}")
-        readers = [self.sockets[p] for p in receiving]
-        writers = [self.sockets[p] for p in sending]
-        select.select(readers, writers, [], left)
+        # Not select(), which refuses descriptors of 1024 and above. A peer that is gone ends the wait, too: what is
+        # sent or received next then says so.
+        poller = select.poll()
+        for peer in {**sending, **receiving}:
+            events = (select.POLLOUT if peer in sending else 0) | (select.POLLIN if peer in receiving else 0)
+            poller.register(self.sockets[peer], events)
+        poller.poll(math.ceil(1000.0 * left))
 
     def close(self) -> None:
         for connection in self.sockets.values():
