@@ -92,11 +92,12 @@ class Campaign(CampaignView):
         client: Client | None = None,
         ranks: int | None = None,
         progress: Progress = False,
+        force: bool = False,
         **options: Any,
     ) -> Campaign:
         """See `start_again`."""
         folder = Folder.open(path)
-        lock = folder.hold()
+        lock = folder.hold(force=force)
         try:
             recipe, ledger = go_on(folder, recipe)
             try:
@@ -256,6 +257,7 @@ def start_again(
     client: Client | None = None,
     ranks: int | None = None,
     progress: Progress = False,
+    force: bool = False,
     **options: Any,
 ) -> Campaign:
     """Go on with a campaign that was stopped or killed, and return at once.
@@ -264,6 +266,8 @@ def start_again(
         path: its folder.
         recipe: needed only where it has functions or stages of the user's own; it must be what it was.
         client, ranks, progress, options: as in `Recipe.run`; options are by default what they were.
+        force: take the folder from whoever holds it. Only right when that process is gone and cannot be seen from
+            here: it ran on another host, or in another container. One that lives loses what it has not recorded.
 
     Raises:
         FolderError: there is no campaign.
@@ -271,7 +275,7 @@ def start_again(
         CampaignError: the recipe has changed, says in what.
         RecipeError: the recipe must be handed over again.
     """
-    return Campaign.again(path, recipe, client=client, ranks=ranks, progress=progress, **options)
+    return Campaign.again(path, recipe, client=client, ranks=ranks, progress=progress, force=force, **options)
 
 
 def resume(
@@ -281,10 +285,12 @@ def resume(
     client: Client | None = None,
     ranks: int | None = None,
     progress: Progress = None,
+    force: bool = False,
     **options: Any,
 ) -> Campaign:
     """Go on with a campaign that was stopped or killed, to its end; see `start_again` and `Recipe.run`."""
-    return start_again(path, recipe, client=client, ranks=ranks, progress=progress, **options).see_through()
+    again = start_again(path, recipe, client=client, ranks=ranks, progress=progress, force=force, **options)
+    return again.see_through()
 
 
 def _place(recipe: Recipe, client: Client | None, ranks: int | None) -> tuple[Address | None, int | None]:

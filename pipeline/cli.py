@@ -124,6 +124,14 @@ def resume(
     ] = None,
     ranks: Ranks = None,
     scheduler: Scheduler = None,
+    force_lock: Annotated[
+        bool,
+        typer.Option(
+            "--force-lock",
+            help="Take the folder from whoever holds it; only when that process, on another host or in another "
+            "container, is surely gone.",
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a campaign that was stopped or killed."""
@@ -135,7 +143,9 @@ def resume(
         if known is not None:
             known = dataclasses.replace(known, seed=_stored_seed(folder, known.seed))
         with _client(scheduler) as client:
-            campaign = start_again(folder, known, client=client, ranks=ranks, progress=False if quiet else None)
+            campaign = start_again(
+                folder, known, client=client, ranks=ranks, progress=False if quiet else None, force=force_lock
+            )
             _wait(campaign, folder)
 
 

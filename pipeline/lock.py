@@ -220,17 +220,22 @@ def _remove_stale(path: Path, force: bool) -> None:
     holder = Holder.from_json(text)
     if not force:
         if holder is None:
-            raise LockedError(f"{path} is not a readable lock: remove it if no run uses this folder, or force it")
+            raise LockedError(f"{path} is not a readable lock: when no run uses this folder, {_force(path)}")
         gone = holder.is_gone()
         if gone is None:
             raise LockedError(
                 f"the folder is held by {holder}; whether that process still runs cannot be told from "
-                f"{socket.gethostname()}: stop it there, or force the lock when it is surely gone"
+                f"{socket.gethostname()}: stop it there, or, when it is surely gone, {_force(path)}"
             )
         if not gone:
             raise LockedError(f"the folder is held by {holder}: wait for it, stop it, or use another folder")
     logger.warning("taking over the lock %s of %s", path, holder or "an unknown holder")
     path.unlink(missing_ok=True)
+
+
+def _force(path: Path) -> str:
+    """What to do about a lock that nobody can judge."""
+    return f"take it over by `mattermill resume --force-lock {path.parent}` (in Python mm.resume(..., force=True))"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import Counter
 from pathlib import Path
@@ -23,11 +24,14 @@ from campaigns import (
     statuses,
     systems,
 )
+from typer.testing import CliRunner
 
 import mattermill as mm
+from mattermill.pipeline.cli import app
 from mattermill.pipeline.errors import CampaignError
 from mattermill.pipeline.events import GangFormed, SegmentEnded, VisitEnded
 from mattermill.pipeline.folder import FolderError
+from mattermill.pipeline.lock import Holder, LockedError
 
 QUICK: dict[str, Any] = {"segment_seconds": 1.0, "progress": False, "device": "cpu"}
 LIMIT = 120.0
@@ -246,6 +250,24 @@ def test_resume_of_what_has_ended_does_nothing(client: Any, tmp_path: Path) -> N
     before = campaign.summary["produce"]["ended"].values.tolist()
     again = mm.resume(campaign.path, progress=False)
     assert again.summary["produce"]["ended"].values.tolist() == before
+
+
+def test_a_lock_of_another_host_is_overcome_by_force(client: Any, tmp_path: Path) -> None:
+    made = recipe(produce())
+    campaign = run(made, systems(1), tmp_path / "a.mill", client)
+    lock = campaign.folder.lock
+    lock.write_text(json.dumps({**Holder.here().__dict__, "host": "node17"}))
+    with pytest.raises(LockedError, match=r"node17.*`mattermill resume --force-lock .*a.mill`.*force=True"):
+        mm.resume(campaign.path, progress=False)
+    refused = CliRunner().invoke(app, ["resume", str(campaign.path), "--quiet"])
+    assert refused.exit_code == 2
+    again = mm.resume(campaign.path, progress=False, force=True)
+    assert statuses(again, "produce") == {"finished": 1}
+    assert not lock.exists()
+    lock.write_text("{")
+    taken = CliRunner().invoke(app, ["resume", "--force-lock", str(campaign.path), "--quiet"])
+    assert taken.exit_code == 0, taken.output
+    assert not lock.exists()
 
 
 def test_resume_refuses_another_recipe(client: Any, tmp_path: Path) -> None:
