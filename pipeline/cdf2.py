@@ -25,6 +25,8 @@ MAGIC = b"CDF\x02"
 COUNT_OFFSET = 4
 _ABSENT = b"\0" * 8
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
+#: Where the size field of a variable saturates.
+_MOST = 2**32 - 4
 #: nc_type by NumPy type, and back.
 _TYPES = {"S1": 2, ">i2": 3, ">i4": 4, ">f4": 5, ">f8": 6, "|i1": 1}
 _DTYPES = {number: np.dtype(name) for name, number in _TYPES.items()}
@@ -34,6 +36,10 @@ Attributes = Mapping[str, Any]
 
 class FormatError(ValueError):
     """The bytes are not a CDF-2 header."""
+
+
+class CutOff(FormatError):
+    """The bytes stop before the header does: there may be more."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ def _encode(header: Header) -> bytes:
         parts.append(b"".join(struct.pack(">I", ids[name]) for name in v.dimensions))
         parts.append(_attributes(v.attributes))
         # The size field is redundant and saturates, as the specification says.
-        size = min(header.size(v), 2**32 - 4)
+        size = min(header.size(v), _MOST)
         parts.append(struct.pack(">IIQ", _TYPES[_type_name(v.dtype)], size, v.begin))
     return b"".join(parts)
 
@@ -186,7 +192,7 @@ class _Reader:
 
     def take(self, n: int) -> bytes:
         if self.at + n > len(self.data):
-            raise FormatError("the header is cut off")
+            raise CutOff("the header is cut off")
         self.at += n
         return self.data[self.at - n : self.at]
 
@@ -195,8 +201,7 @@ class _Reader:
 
     def name(self) -> str:
         n = self.number()
-        raw = self.take(n + (-n) % 4)
-        return raw[:n].decode()
+        return _text(self.take(n + (-n) % 4)[:n])
 
     def items(self, tag: int) -> int:
         found, n = self.number(), self.number()
@@ -212,15 +217,22 @@ class _Reader:
                 raise FormatError(f"attribute {name!r} has the unknown type {kind}")
             size = _DTYPES[kind].itemsize * n
             raw = self.take(size + (-size) % 4)[:size]
-            found[name] = raw.decode() if kind == 2 else np.frombuffer(raw, _DTYPES[kind])
+            found[name] = _text(raw) if kind == 2 else np.frombuffer(raw, _DTYPES[kind])
         return found
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{raw[:40]!r} is no text") from error
 
 
 def decode(data: bytes) -> Header:
     """The header at the beginning of these bytes.
 
     Raises:
-        FormatError: they are none, or stop too early.
+        FormatError: they are none, stop too early, or contradict themselves.
     """
     reader = _Reader(data)
     if reader.take(4) != MAGIC:
@@ -229,21 +241,42 @@ def decode(data: bytes) -> Header:
     dimensions = {reader.name(): reader.number() for _ in range(reader.items(_DIMENSION))}
     names = list(dimensions)
     attributes = reader.attributes()
-    variables = {}
+    variables, sizes = {}, {}
     for _ in range(reader.items(_VARIABLE)):
         name, n = reader.name(), reader.number()
         which = [reader.number() for _ in range(n)]
         own = reader.attributes()
-        kind, _size, begin = struct.unpack(">IIQ", reader.take(16))
+        kind, sizes[name], begin = struct.unpack(">IIQ", reader.take(16))
         if kind not in _DTYPES or any(k >= len(names) for k in which):
             raise FormatError(f"variable {name!r} has an unknown type or dimension")
         variables[name] = Variable(name, _DTYPES[kind], tuple(names[k] for k in which), own, begin)
-    return Header(dimensions, attributes, variables, n_records)
+    header = Header(dimensions, attributes, variables, n_records)
+    _check(header, sizes, reader.at)
+    return header
+
+
+def _check(header: Header, sizes: Mapping[str, int], length: int) -> None:
+    """Sizes and places are said twice, so that nearly any damage shows: of a length, a type, a dimension, a place."""
+    if sum(n == 0 for n in header.dimensions.values()) > 1:
+        raise FormatError("it has two record dimensions")
+    fixed = [v for v in header.variables.values() if not header.is_record(v)]
+    begin = length
+    for v in [*fixed, *header.record_variables]:
+        if any(name == header.record_dimension for name in v.dimensions[1:]):
+            raise FormatError(f"variable {v.name!r} has its record dimension in a wrong place")
+        if sizes[v.name] != min(header.size(v), _MOST) or v.begin != begin:
+            raise FormatError(f"variable {v.name!r} is not of the size or not at the place that it says")
+        begin += header.size(v)
+    try:
+        _ = header.record_dtype
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"its records cannot be: {error}") from error
 
 
 __all__ = [
     "COUNT_OFFSET",
     "MAGIC",
+    "CutOff",
     "FormatError",
     "Header",
     "Variable",

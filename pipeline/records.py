@@ -8,7 +8,7 @@ appended durable against a power cut, in the same order.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +18,9 @@ from . import cdf2
 from .atomic import replacing
 from .handoff import DamagedFile
 
-_HEADER_CHUNK = 1 << 16
+#: Bytes of a header that are read at first, and at most: a damaged length must not make us read a whole trajectory.
+_HEADER_CHUNK, _HEADER_LIMIT = 1 << 16, 1 << 24
+_REMEDY = "the stage must run again for this system"
 
 
 class StaleWriter(RuntimeError):
@@ -145,17 +147,39 @@ def read_header(path: str | os.PathLike[str]) -> cdf2.Header:
     """The header of a record file. Raises `DamagedFile` where it is none."""
     try:
         with open(path, "rb") as file:
-            data = file.read(_HEADER_CHUNK)
-            while True:
-                try:
-                    return cdf2.decode(data)
-                except cdf2.FormatError as error:
-                    more = file.read(len(data)) if "cut off" in str(error) else b""
-                    if not more:
-                        raise DamagedFile(path, str(error), "the stage must run again for this system") from error
-                    data += more
+            header = _decode(file, path)
     except FileNotFoundError:
-        raise DamagedFile(path, "it is missing", "the stage must run again for this system") from None
+        raise DamagedFile(path, "it is missing", _REMEDY) from None
+    if not header.record_dtype.itemsize:
+        raise DamagedFile(path, "it has no records", _REMEDY)
+    return header
+
+
+def _decode(file: BinaryIO, path: str | os.PathLike[str]) -> cdf2.Header:
+    data = file.read(_HEADER_CHUNK)
+    while True:
+        try:
+            return cdf2.decode(data)
+        except cdf2.CutOff as error:
+            more = file.read(len(data)) if len(data) < _HEADER_LIMIT else b""
+            if not more:
+                raise DamagedFile(path, str(error), _REMEDY) from error
+            data += more
+        except cdf2.FormatError as error:
+            raise DamagedFile(path, str(error), _REMEDY) from error
+
+
+def check_variables(
+    path: str | os.PathLike[str], header: cdf2.Header, expected: Iterable[cdf2.Variable], *, only: bool = False
+) -> None:
+    """Raises `DamagedFile` unless the file has these variables (`only` these), of these types and dimensions."""
+    expected = list(expected)
+    if only and len(header.variables) != len(expected):
+        raise DamagedFile(path, f"it has {len(header.variables)} variables instead of {len(expected)}", _REMEDY)
+    for variable in expected:
+        found = header.variables.get(variable.name)
+        if found is None or (found.dtype, found.dimensions) != (variable.dtype, variable.dimensions):
+            raise DamagedFile(path, f"it has no variable {variable.name!r} of the kind it must have", _REMEDY)
 
 
 def whole_records(path: str | os.PathLike[str], header: cdf2.Header) -> int:
@@ -167,8 +191,11 @@ def whole_records(path: str | os.PathLike[str], header: cdf2.Header) -> int:
 def read_columns(
     path: str | os.PathLike[str], names: list[str], header: cdf2.Header | None = None, n_records: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Some record variables as arrays of native byte order, without reading the others."""
+    """Some record variables as arrays of native byte order, without reading the others. Raises `DamagedFile`."""
     header = header or read_header(path)
+    missing = set(names) - {v.name for v in header.record_variables}
+    if missing:
+        raise DamagedFile(path, f"it has no record variable {min(missing)!r}", _REMEDY)
     n = whole_records(path, header) if n_records is None else n_records
     dtype = header.record_dtype
     if n == 0:
@@ -196,9 +223,9 @@ def _copy(old: BinaryIO, new: BinaryIO, n_bytes: int) -> None:
     while n_bytes > 0:
         piece = old.read(min(n_bytes, 1 << 22))
         if not piece:
-            raise DamagedFile(old.name, "it is cut off", "the stage must run again for this system")
+            raise DamagedFile(old.name, "it is cut off", _REMEDY)
         new.write(piece)
         n_bytes -= len(piece)
 
 
-__all__ = ["RecordFile", "StaleWriter", "read_columns", "read_header", "whole_records"]
+__all__ = ["RecordFile", "StaleWriter", "check_variables", "read_columns", "read_header", "whole_records"]

@@ -14,9 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from . import cdf2
-from .records import RecordFile, read_columns
+from .handoff import DamagedFile
+from .records import RecordFile, check_variables, read_columns
 
 _INDEX = "system_index"
+_INDEX_ATTRIBUTES = {"long_name": "which system this sample is of", "instance_dimension": "system"}
+_VARIABLES = (
+    cdf2.Variable("system_id", np.dtype("S1"), ("system", "id_length"), {"cf_role": "timeseries_id"}),
+    cdf2.Variable(_INDEX, np.dtype(">i4"), ("obs",), _INDEX_ATTRIBUTES),
+)
+REMEDY = "remove it: the time series begins anew, the ledger and the trajectories are not touched"
 
 
 class ThermoFile:
@@ -31,7 +38,9 @@ class ThermoFile:
         self._number = {system: k for k, system in enumerate(systems)}
         self._last = np.full(len(systems), -1.0)
         if records.n_records:
-            found = read_columns(records.path, [_INDEX, "step"])
+            found = read_columns(records.path, [_INDEX, "step"], records.header, records.n_records)
+            if not (found[_INDEX].min() >= 0 and found[_INDEX].max() < len(systems)):
+                raise DamagedFile(records.path, "it has samples of systems that there are not", REMEDY)
             np.maximum.at(self._last, found[_INDEX], found["step"])
 
     @classmethod
@@ -53,6 +62,7 @@ class ThermoFile:
         if not path.exists():
             return cls(_create(path, systems, columns), systems)
         records = RecordFile.open(path)
+        check_variables(path, records.header, _VARIABLES)
         known = read_ids(path, records.header)
         found = [v.name for v in records.header.record_variables if v.name != _INDEX]
         if list(systems[: len(known)]) != known or found != list(columns):
@@ -97,12 +107,16 @@ class ThermoFile:
 
 
 def read_ids(path: str | os.PathLike[str], header: cdf2.Header) -> list[str]:
-    """The ids of the systems of a file."""
+    """The ids of the systems of a file. Raises `DamagedFile`."""
+    check_variables(path, header, _VARIABLES[:1])
     variable = header.variables["system_id"]
     shape = header.row_shape(variable)
     with open(path, "rb") as file:
         file.seek(variable.begin)
-        raw = np.frombuffer(file.read(shape[0] * shape[1]), dtype=f"S{shape[1]}")
+        data = file.read(shape[0] * shape[1])
+    if len(data) < shape[0] * shape[1]:
+        raise DamagedFile(path, "it is cut off", REMEDY)
+    raw = np.frombuffer(data, dtype=f"S{shape[1]}")
     return [value.decode("utf-8", "surrogateescape") for value in raw]
 
 
@@ -110,10 +124,8 @@ def _define(systems: Sequence[str], columns: Mapping[str, str]) -> tuple[cdf2.He
     encoded = [system.encode("utf-8", "surrogateescape") for system in systems]
     width = max([1, *(len(e) for e in encoded)])
     dimensions = {"obs": None, "system": max(1, len(systems)), "id_length": width}
-    index = {"long_name": "which system this sample is of", "instance_dimension": "system"}
     variables = [
-        cdf2.Variable("system_id", np.dtype("S1"), ("system", "id_length"), {"cf_role": "timeseries_id"}),
-        cdf2.Variable(_INDEX, np.dtype(">i4"), ("obs",), index),
+        *_VARIABLES,
         *(cdf2.Variable(name, np.dtype(">f8"), ("obs",), {"units": unit}) for name, unit in columns.items()),
     ]
     attributes = {"Conventions": "CF-1.8", "featureType": "timeSeries", "program": "mattermill"}

@@ -39,7 +39,7 @@ import numpy as np
 
 from ..domain.batch import Batch
 from . import cdf2
-from .records import RecordFile, read_columns, read_header, whole_records
+from .records import RecordFile, check_variables, read_columns, read_header, whole_records
 
 #: kcal/mol per eV: the Faraday constant in C/mol (CODATA 2018, exact) over 4184 J/kcal.
 KCAL_PER_EV = 96485.33212 / 4184.0
@@ -47,6 +47,9 @@ KCAL_PER_EV = 96485.33212 / 4184.0
 FS_PER_PS = 1000.0
 #: Cell length that every reader takes for none, see above.
 NO_CELL = 1e-9
+
+#: What a frame has per atom on request.
+VECTORS = ("velocities", "forces")
 
 _CONVENTION = {"Conventions": "AMBER", "ConventionVersion": "1.0", "program": "mattermill"}
 
@@ -80,7 +83,7 @@ class Trajectory:
             ValueError: the cell is not lower-triangular.
         """
         assert len(single) == 1
-        names = [n for n, wanted in (("velocities", velocities), ("forces", forces)) if wanted]
+        names = [n for n, wanted in zip(VECTORS, (velocities, forces), strict=True) if wanted]
         header, head = _define(single, stage, names)
         values = frame_values(HostBatch(single), 0)
         return cls(RecordFile.create(path, header, head, first=values), values["step"])
@@ -93,6 +96,8 @@ class Trajectory:
             DamagedFile: the file is missing or is none.
         """
         records = RecordFile.open(path)
+        vectors = [name for name in VECTORS if name in records.header.variables]
+        check_variables(path, records.header, _variables(vectors), only=True)
         steps = records.column("step")
         keep = int(np.count_nonzero(steps <= step))
         return cls(records.rewrite(keep), int(steps[keep - 1]) if keep else -1)

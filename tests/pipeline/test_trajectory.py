@@ -23,6 +23,7 @@ from mattermill.pipeline.folder import Folder
 from mattermill.pipeline.handoff import DamagedFile
 from mattermill.pipeline.records import StaleWriter, read_columns, read_header
 from mattermill.pipeline.reporter import TrajectoryReporter
+from mattermill.pipeline.thermo import ThermoFile
 from mattermill.pipeline.trajectory import NO_CELL, HostBatch, Trajectory, cell_parameters, count_frames
 
 with warnings.catch_warnings():
@@ -419,3 +420,60 @@ def test_the_reporter_is_what_a_stage_run_expects(tmp_path):
     from mattermill.stages.reporter import Reporter
 
     assert isinstance(TrajectoryReporter(Folder(tmp_path), "x"), Reporter)
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+def damaged_copies(data, length, rng, number):
+    """Copies of a file with flipped bits, changed bytes or words, and cuts, all in its header."""
+    for _ in range(number):
+        spoilt = bytearray(data)
+        kind = rng.integers(4)
+        where = int(rng.integers(length))
+        if kind == 0:
+            spoilt[where] ^= 1 << int(rng.integers(8))
+        elif kind == 1:
+            spoilt[where] = int(rng.integers(256))
+        elif kind == 2:
+            at = where - where % 4
+            spoilt[at : at + 4] = int(rng.choice([0, 1, 2**31, 2**32 - 1])).to_bytes(4, "big")
+        else:
+            del spoilt[where:]
+        yield bytes(spoilt)
+
+
+def test_a_damaged_header_is_damage_and_nothing_else(tmp_path):
+    path = tmp_path / "t.nc"
+    write(path, Batch.from_atoms(triclinic(), ["odd ü"]), [0, 10, 20], velocities=True)
+    data = path.read_bytes()
+    refused: list[str] = []
+    for spoilt in damaged_copies(data, read_header(path).record_begin, np.random.default_rng(5), 1_500):
+        path.write_bytes(spoilt)
+        with contextlib.suppress(cdf2.FormatError):
+            cdf2.decode(spoilt)
+        try:
+            count_frames(path)
+            read_columns(path, ["time", "coordinates"])
+            Trajectory.resume(path, 10).append(HostBatch(at_step(Batch.from_atoms(triclinic(), ["odd ü"]), 20)), 0)
+        except DamagedFile as error:
+            refused.append(error.path)
+    assert set(refused) == {str(path)}
+    assert len(refused) > 800  # what says nothing about the layout (a title, a unit) is not refused
+
+
+def test_damaged_time_series_are_damage_and_nothing_else(tmp_path):
+    path = tmp_path / "thermo.nc"
+    columns = {"step": "1", "energy": "eV"}
+    file = ThermoFile.open(path, ["a", "bü"], columns)
+    file.append(["a", "bü"], {"system": np.array([0, 1]), "step": np.array([1, 1]), "energy": np.array([0.1, 0.2])})
+    file.close()
+    data = path.read_bytes()
+    for spoilt in damaged_copies(data, len(data), np.random.default_rng(6), 1_000):
+        path.write_bytes(spoilt)
+        try:
+            ThermoFile.open(path, ["a", "bü"], columns).close()
+        except DamagedFile:
+            continue
+        except ValueError as error:
+            assert "is of other systems or columns" in str(error)  # noqa: PT017 (one of two errors)
