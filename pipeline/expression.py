@@ -93,10 +93,11 @@ class Expression:
         """Whether it holds for these results.
 
         Raises:
-            ExpressionError: a name is not among the results, or the arithmetic has no answer (division by zero).
+            ExpressionError: a name is not among the results, the arithmetic has no answer (division by zero), or
+                what is compared is NaN.
         """
         try:
-            return bool(_value(self._tree(), results))
+            return _truth(self._tree(), results)
         except ExpressionError as error:
             raise ExpressionError(f"{self.text!r}: {error}") from None
         except (ArithmeticError, TypeError, ValueError) as error:
@@ -143,23 +144,50 @@ def _value(node: ast.expr, results: Mapping[str, Any]) -> Any:
             return _either(isinstance(op, ast.And), values, results)
         case ast.BinOp(op=operation, left=left, right=right):
             return _arithmetic(operation, _value(left, results), _value(right, results))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _truth(operand, results)
         case ast.UnaryOp(op=sign, operand=operand):
             return _UNARY[type(sign)](_value(operand, results))
         case ast.Compare(left=left, ops=ops, comparators=others):
             sides = [_value(side, results) for side in (left, *others)]
+            for side, value in zip((left, *others), sides, strict=True):
+                _refuse_nan(side, value)
             return all(_COMPARE[type(o)](a, b) for o, a, b in zip(ops, sides, sides[1:], strict=False))
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _value(body if _value(test, results) else orelse, results)
+            return _value(body if _truth(test, results) else orelse, results)
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return [_value(item, results) for item in items]
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            return FUNCTIONS[name](*(_value(a, results) for a in arguments))
+            return _call(name, arguments, [_value(a, results) for a in arguments])
     raise AssertionError(f"{ast.dump(node)} passed the check")
+
+
+def _call(name: str, arguments: list[ast.expr], values: list[Any]) -> Any:
+    if name in ("min", "max"):  # compare, so that a NaN among several would be lost or not by its place
+        for argument, value in zip(arguments, values, strict=True):
+            _refuse_nan(argument, value)
+    return FUNCTIONS[name](*values)
+
+
+def _refuse_nan(side: ast.expr, value: Any) -> None:
+    """Every comparison with NaN is False, which would be an answer where there is none."""
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(v, float) and math.isnan(v) for v in values):
+        raise ExpressionError(
+            f"{ast.unparse(side)} is NaN, so there is no answer; to ask whether it is, use isnan(...) or isfinite(...)"
+        )
+
+
+def _truth(node: ast.expr, results: Mapping[str, Any]) -> bool:
+    """A value taken for true or false: NaN is neither."""
+    value = _value(node, results)
+    _refuse_nan(node, value)
+    return bool(value)
 
 
 def _either(conjunction: bool, values: list[ast.expr], results: Mapping[str, Any]) -> bool:
     for value in values:
-        if bool(_value(value, results)) is not conjunction:
+        if _truth(value, results) is not conjunction:
             return not conjunction
     return conjunction
 

@@ -27,7 +27,7 @@ RESULTS = {"energy": -2.5, "n_atoms": 4, "status": "converged", "temperature": n
         ("status == 'converged' and n_atoms in (4, 8)", True),
         ("abs(energy) > 2 if n_atoms == 4 else False", True),
         ("isfinite(odd)", False),
-        ("odd < 0", False),
+        ("isfinite(odd) and odd < 0", False),
         ("max(energy, 0) == 0", True),
         ("n_atoms ** 2 % 3 == 1", True),
     ],
@@ -70,6 +70,39 @@ def test_no_answer_says_why() -> None:
     for text in ("energy / 0 > 1", "'a' * 1000000000 == ''", "9.0 ** 9999 > 1", "energy < 'x'", "sqrt(energy) > 1"):
         with pytest.raises(ExpressionError):
             Expression(text)(RESULTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "odd < 0",
+        "0 < odd",
+        "not odd > 0",
+        "-1 < energy + odd < 1",
+        "energy < 0 and odd < 0",
+        "max(0, odd) == 0",
+        "min(odd, 0) == 0",
+        "odd in (1, 2)",
+        "energy in (odd, 2)",
+        "odd",
+        "not odd",
+        "True if odd else False",
+    ],
+)
+def test_nan_is_no_answer(text: str) -> None:
+    with pytest.raises(ExpressionError, match=r"odd.* is NaN, so there is no answer.*isnan"):
+        Expression(text)(RESULTS)
+
+
+def test_nan_can_be_asked_for() -> None:
+    assert Expression("isnan(odd) or odd < 0")(RESULTS) is True
+    assert Expression("odd < 0 if isfinite(odd) else energy < 0")(RESULTS) is True
+
+
+def test_a_system_whose_result_is_nan_has_failed_the_filter() -> None:
+    answers = judge([Sieve(mm.Filter("pressure < 1", name="calm"))], outcome(pressure=math.nan))
+    assert answers["calm"] is not False
+    assert "pressure is NaN" in str(answers["calm"])
 
 
 def test_names_asked_for() -> None:
