@@ -11,6 +11,7 @@ take (n, 3) float64 tensors as ``wp.array(dtype=wp.vec3d)``, and launch it with 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Iterable
@@ -236,14 +237,41 @@ def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
     Returns:
         float64, (segments,) or (segments, k); 0 for an empty segment.
     """
-    table = values.contiguous().reshape(values.shape[0], -1) if values.shape[0] else values.new_zeros((0, 1))
-    columns = 1
-    for extent in values.shape[1:]:
-        columns *= extent
+    return _by_segment(_segment_sum, values, ptr, 0.0)
+
+
+@wp.kernel(enable_backward=False)
+def _segment_max(
+    values: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
+    ptr: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
+    out: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
+):
+    thread = wp.tid()
+    columns = out.shape[1]
+    segment = thread / columns
+    column = thread - segment * columns
+    most = out[segment, column]
+    for row in range(int(ptr[segment]), int(ptr[segment + 1])):
+        value = values[row, column]
+        # NaN must win: whoever asks for a maximum wants to hear of it.
+        if not (value <= most):
+            most = value
+            if value != value:
+                break
+    out[segment, column] = most
+
+
+def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
+    """As `segment_sum`, the maximum: -inf for an empty segment; NaN wins."""
+    return _by_segment(_segment_max, values, ptr, -torch.inf)
+
+
+def _by_segment(kernel: wp.Kernel, values: Tensor, ptr: Tensor, start: float) -> Tensor:
+    columns = math.prod(values.shape[1:])
     segments = ptr.shape[0] - 1
-    out = torch.zeros((segments, columns), dtype=torch.float64, device=values.device)
+    out = torch.full((segments, columns), start, dtype=torch.float64, device=values.device)
     if values.shape[0]:
-        launch(_segment_sum, segments * columns, table, ptr, out)
+        launch(kernel, segments * columns, values.contiguous().reshape(values.shape[0], columns), ptr, out)
     return out.reshape(segments, *values.shape[1:])
 
 

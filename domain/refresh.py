@@ -6,7 +6,6 @@ continuous in between and follows the cell. A ghost is an owned atom under anoth
 
 from __future__ import annotations
 
-import torch
 import warp as wp
 from torch import Tensor
 
@@ -96,27 +95,6 @@ def _pack(
         out[place[k] + axis] = x[axis]
 
 
-@wp.kernel(enable_backward=False)
-def _segment_max(
-    values: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
-    ptr: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
-    out: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
-):
-    thread = wp.tid()
-    columns = out.shape[1]
-    segment = thread / columns
-    column = thread - segment * columns
-    most = out[segment, column]
-    for row in range(int(ptr[segment]), int(ptr[segment + 1])):
-        value = values[row, column]
-        # NaN must win: whoever asks for a maximum wants to hear of it.
-        if not (value <= most):
-            most = value
-            if value != value:
-                break
-    out[segment, column] = most
-
-
 def refresh(
     n_owned: int,
     positions: Tensor,
@@ -159,15 +137,4 @@ def pack(
     launch(_pack, source.shape[0], positions, cells, system, source, net, place, out)
 
 
-def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
-    """Maxima over consecutive segments, (segments,) or (segments, k); -inf for an empty one; NaN wins."""
-    table = values.contiguous().reshape(values.shape[0], -1) if values.shape[0] else values.new_zeros((0, 1))
-    columns = table.shape[1] if values.shape[0] else int(torch.Size(values.shape[1:]).numel())
-    segments = ptr.shape[0] - 1
-    out = torch.full((segments, columns), -BROKEN, dtype=torch.float64, device=values.device)
-    if values.shape[0]:
-        launch(_segment_max, segments * columns, table, ptr, out)
-    return out.reshape(segments, *values.shape[1:])
-
-
-__all__ = ["ABSURD", "BROKEN", "images_of_ghosts", "pack", "refresh", "segment_max"]
+__all__ = ["ABSURD", "BROKEN", "images_of_ghosts", "pack", "refresh"]

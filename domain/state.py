@@ -50,7 +50,7 @@ class State:
 
     def max_atoms(self, values: Tensor) -> Tensor:
         """As `sum_atoms`, the maximum; NaN wins; -inf for a system without atoms. Collective."""
-        from .refresh import segment_max
+        from .kernels import segment_max
 
         return self.mesh.max(segment_max(values, self.ptr))
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ..domain.batch import Batch
+from ..domain.kernels import segment_max, segment_sum
 from ..domain.units import AMU_KG
 from .thermo import SUMS, thermo_of
 
@@ -41,11 +42,12 @@ def final_results(batch: Batch) -> dict[str, np.ndarray]:
     """
     now = thermo_of(batch)
     counts = batch.counts.astype(float)
-    ptr = torch.from_numpy(batch.ptr)
-    lengths = torch.linalg.vector_norm(batch.cell, dim=2).cpu().numpy()
+    ptr = torch.from_numpy(batch.ptr).to(batch.device)
+    # Sums of a system's own rows, in order: torch and NumPy may add up in another one beside other systems.
+    lengths = _lengths(batch.cell).cpu().numpy()
     size = now.volume.cpu().numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
-        mass = np.add.reduceat(batch.masses.cpu().numpy(), batch.ptr[:-1]) if len(batch) else np.zeros(0)
+        mass = segment_sum(batch.masses, ptr).cpu().numpy()
         density = np.where(size > 0, mass / size * _DENSITY, np.nan)
         means = _means(batch)
     energy = now.potential_energy.cpu().numpy()
@@ -79,8 +81,13 @@ def _means(batch: Batch) -> dict[str, np.ndarray]:
 def _max_force(batch: Batch, ptr: torch.Tensor) -> np.ndarray:
     if "forces" not in batch:
         return np.full(len(batch), np.nan)
-    size = torch.linalg.vector_norm(batch.forces, dim=1).cpu()
-    return np.array([float(size[ptr[k] : ptr[k + 1]].max()) for k in range(len(batch))])
+    return segment_max(_lengths(batch.forces), ptr).cpu().numpy()
+
+
+def _lengths(vectors: torch.Tensor) -> torch.Tensor:
+    """(..., 3) -> (...)"""
+    x, y, z = vectors.unbind(-1)
+    return torch.sqrt(x * x + y * y + z * z)
 
 
 __all__ = ["UNITS", "final_results"]

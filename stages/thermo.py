@@ -99,7 +99,8 @@ def thermo_of(batch: Batch) -> Thermo:
 
 def _thermo(b: Any, sums: Tensor, atoms: Tensor) -> Thermo:
     # Everything here is elementwise sums, products and quotients: no bit depends on the other systems.
-    dof = b.dof if "dof" in b else 3 * atoms
+    # int64 * number would be float32: torch's default dtype, not the other factor's.
+    dof = (b.dof if "dof" in b else 3 * atoms).to(torch.float64)
     momentum2 = sums[:, 1] * sums[:, 1] + sums[:, 2] * sums[:, 2] + sums[:, 3] * sums[:, 3]
     drift = torch.where(dof < 3 * atoms, 0.5 * KE * momentum2 / sums[:, 0], torch.zeros_like(momentum2))
     kinetic = torch.clamp(sums[:, 4] - drift, min=0.0)

@@ -56,7 +56,12 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, nb: Neighborhood, *, energy: bool = True, stress: bool = True) -> ModelOutput:
-        """Forces, and energies and virial where asked for; see `ModelOutput`."""
+        """Forces, and energies and virial where asked for; see `ModelOutput`.
+
+        Forces must have the same bits whatever else is asked for: energies are computed when somebody wants to see
+        them, and a trajectory must not depend on who looks on. And a system's forces, energies and virial must not
+        depend on the other systems in `nb`, to the last bit.
+        """
 
     def unknown_species(self, numbers: Iterable[int]) -> list[str]:
         """Symbols among these atomic numbers that the model does not know, sorted by number; [] is good."""

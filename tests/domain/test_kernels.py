@@ -35,6 +35,18 @@ def test_segment_sum_has_the_same_bits_at_any_offset() -> None:
         assert torch.equal(shared[1], alone[0])
 
 
+def test_segment_max_is_the_maximum_and_nan_wins() -> None:
+    values = torch.randn(40, 3, dtype=torch.float64)
+    values[20, 1] = torch.nan
+    ptr = torch.tensor([0, 0, 13, 14, 40])
+    got = kernels.segment_max(values, ptr)
+    assert got[0].tolist() == [-np.inf] * 3
+    for s in range(1, 4):
+        np.testing.assert_array_equal(got[s].numpy(), np.max(values[ptr[s] : ptr[s + 1]].numpy(), axis=0))
+    np.testing.assert_array_equal(kernels.segment_max(values[:, 1].contiguous(), ptr).numpy(), got[:, 1].numpy())
+    assert kernels.segment_max(torch.zeros((0, 2), dtype=torch.float64), torch.tensor([0, 0])).shape == (1, 2)
+
+
 def test_segment_sum_of_nothing() -> None:
     assert kernels.segment_sum(torch.zeros(0, 3, dtype=torch.float64), torch.tensor([0, 0])).tolist() == [[0, 0, 0]]
     assert kernels.segment_sum(torch.zeros(0, dtype=torch.float64), torch.tensor([0])).shape == (0,)

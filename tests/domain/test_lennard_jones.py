@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from typing import Any
@@ -278,12 +279,19 @@ def test_company_leaves_every_bit_as_it_is(dtype: torch.dtype, stress: bool) -> 
             assert out.virial is None
 
 
-def test_forces_are_the_same_with_and_without_energy() -> None:
-    nb = neighborhood_of(Batch.from_atoms(crystal("mixed")), 9.5)
-    full, bare = MIXED.compute(nb), MIXED.compute(nb, energy=False, stress=False)
-    assert bare.forces.numpy() == pytest.approx(full.forces.numpy(), abs=1e-14)
-    assert MIXED.compute(nb, energy=True, stress=False).virial is None
-    assert MIXED.compute(nb, energy=False, stress=True).energies is None
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("truncation", ["plain", "shift", "switch"])
+def test_forces_have_the_same_bits_whatever_else_is_asked_for(truncation: Any, dtype: torch.dtype) -> None:
+    onset = {"switch_onset": 6.0} if truncation == "switch" else {"switch_onset": None}
+    model = dataclasses.replace(MIXED, truncation=truncation, dtype=dtype, **onset)
+    systems = [crystal("mixed"), *boxes().values()]
+    nb = neighborhood_of(Batch.from_atoms(systems), 9.5)
+    full = model.compute(nb)
+    for energy, stress in ((False, False), (True, False), (False, True)):
+        part = model.compute(nb, energy=energy, stress=stress)
+        assert torch.equal(part.forces, full.forces), (energy, stress)
+        for asked, got, expected in ((energy, part.energies, full.energies), (stress, part.virial, full.virial)):
+            assert torch.equal(got, expected) if asked else got is None
 
 
 def test_two_halves_with_remote_ghosts_are_the_whole() -> None:
