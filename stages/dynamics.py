@@ -1,4 +1,4 @@
-"""What heat, equilibrate, produce and a plain simulation share: an ensemble, a time step, a length."""
+"""What heat, equilibrate, produce and a plain simulation share: a length and a time step, an ensemble."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..domain.batch import Batch
-from .ensembles import NVE, Ensemble
+from .ensembles import NVE, Ensemble, require, require_count, require_ensemble
 from .fields import per_system
 from .stage import Stage
 from .status import Status
@@ -74,4 +74,44 @@ class Dynamics(Stage):
         return [Status.finished if d else None for d in done]
 
 
-__all__ = ["Dynamics"]
+@dataclass(frozen=True, kw_only=True)
+class Timed(Dynamics):
+    """Dynamics with a time step `dt` (fs), and `every` so many steps a frame (0: none)."""
+
+    dt: float = 1.0
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count(self.length(), "steps")
+        require(self.dt, "dt", "fs", positive=True)
+        require_count(self.every, "every", least=0)
+
+    def time_step(self) -> float:
+        return float(self.dt)
+
+    @property
+    def frames_every(self) -> int:
+        return self.every
+
+
+@dataclass(frozen=True)
+class Sampling(Timed):
+    """An ensemble for `steps` steps. Velocities are kept; a system that comes without any gets Maxwell-Boltzmann ones
+    at the ensemble's temperature, if it has one."""
+
+    ensemble: Ensemble
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        require_ensemble(self.ensemble)
+        super().__post_init__()
+
+    def sampled(self) -> Ensemble:
+        return self.ensemble
+
+    def length(self) -> int:
+        return self.steps  # type: ignore[return-value] # None is refused when the stage is made
+
+
+__all__ = ["Dynamics", "Sampling", "Timed"]

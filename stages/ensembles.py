@@ -107,10 +107,16 @@ def require(value: float, name: str, unit: str, *, positive: bool = False) -> No
         raise ValueError(f"{name} must be a number {bound} ({unit}), is {value!r}")
 
 
+def require_ensemble(ensemble: object) -> None:
+    """Refuse what is no ensemble."""
+    if not isinstance(ensemble, Ensemble):
+        raise ValueError(f"ensemble must be one such as mm.NVT(300) or mm.NVE(), is {ensemble!r}")
+
+
 def require_count(value: int, name: str, least: int = 1) -> None:
     """Refuse a count that is not a whole number >= least."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, is {value!r}")
 
 
-__all__ = ["NPT", "NVE", "NVT", "Ensemble", "require", "require_count"]
+__all__ = ["NPT", "NVE", "NVT", "Ensemble", "require", "require_count", "require_ensemble"]

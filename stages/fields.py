@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..domain.batch import Batch, declare_field
+from ..domain.batch import Batch, declare_own_field
 
 #: Fields of a visit in progress: not handed to the next stage.
 VISIT_FIELDS: set[str] = {"reference", "reference_cell"}
@@ -23,12 +23,14 @@ def visit_field(
     fill: float = 0.0,
 ) -> None:
     """Declare a field that belongs to a visit and is dropped at its end. A stage of a user's own calls this too."""
-    declare_field(name, "atom" if per == "atom" else "system", shape, dtype=dtype, unit=unit, fill=fill)
+    declare_own_field(name, "atom" if per == "atom" else "system", shape, dtype=dtype, unit=unit, fill=fill)
     VISIT_FIELDS.add(name)
 
 
 # Which stage's visit this is (a hash of its name); 0: none, the system is fresh.
 visit_field("visit", dtype=torch.int64)
+# Wall time of the visit until the last checkpoint; no part of what makes a visit go on to the last bit.
+visit_field("visit_seconds", unit="s")
 visit_field("timestep", unit="fs")
 visit_field("temperature", unit="K")
 visit_field("friction", unit="1/ps")
@@ -45,6 +47,11 @@ visit_field("fire_velocities", (3,), per="atom", unit="sqrt(eV/amu)")
 visit_field("fire", (4,))
 visit_field("fire_dots", (6,))
 visit_field("pressure_target", unit="GPa")
+
+# What a frame has of its instant: see stages.reporter.Reporter.
+declare_own_field("kinetic_energy", "system", unit="eV")
+declare_own_field("kinetic_temperature", "system", unit="K")
+declare_own_field("pressure", "system", unit="GPa")
 
 
 def per_system(batch: Batch, value: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..domain.batch import Batch
-from .dynamics import Dynamics
-from .ensembles import NVT, Ensemble, require, require_count
+from .dynamics import Timed
+from .ensembles import NVT, Ensemble, require
 
 if TYPE_CHECKING:
     from ..domain.runner import State
 
 
 @dataclass(frozen=True)
-class Heat(Dynamics):
+class Heat(Timed):
     """Langevin dynamics whose target temperature goes linearly from `start` to `stop`, up or down.
 
     At the start of the visit velocities are always drawn anew: Maxwell-Boltzmann at `start`, total momentum removed.
@@ -34,31 +34,19 @@ class Heat(Dynamics):
     start: float
     stop: float
     steps: int = 5_000
-    dt: float = 1.0
-    friction: float = 1.0
-    every: int = 0
+    friction: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.start, "start", "K")
         require(self.stop, "stop", "K")
-        require_count(self.steps, "steps")
-        require(self.dt, "dt", "fs", positive=True)
         require(self.friction, "friction", "1/ps", positive=True)
-        require_count(self.every, "every", least=0)
 
     def sampled(self) -> Ensemble:
         return NVT(self.start, self.friction)
 
     def length(self) -> int:
         return self.steps
-
-    def time_step(self) -> float:
-        return float(self.dt)
-
-    @property
-    def frames_every(self) -> int:
-        return self.every
 
     def start_temperature(self, batch: Batch) -> tuple[float | None, torch.Tensor]:
         return float(self.start), torch.ones(len(batch), dtype=torch.bool)

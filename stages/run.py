@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ..domain.batch import Batch
 from ..domain.mesh import Mesh
@@ -130,6 +131,9 @@ class StageRun:
         aboard = self.runner.gather() if self.runner.ids else None
         if not self.mesh.is_lead:
             return None
+        if aboard:
+            # Written here only: clocks differ between ranks, and a state aboard is alike on all of them.
+            aboard = aboard.with_fields(systems={"visit_seconds": torch.from_numpy(self._seconds).to(aboard.device)})
         return Batch.concat([aboard or Batch.empty(), *self._inbox.states()])
 
     def close(self) -> None:
@@ -240,9 +244,11 @@ class StageRun:
         state = self.runner.state
         new = self.runner.ids[len(before) :]
         self._steps = state.batch.step.cpu().numpy().copy()
-        n_new = len(new)
         self._atoms = state.batch.natoms.cpu().numpy().copy()
-        self._seconds = np.concatenate([self._seconds, np.zeros(n_new)])
+        spent = (
+            state.batch.visit_seconds.cpu().numpy() if "visit_seconds" in state.batch else np.zeros(len(state.batch))
+        )
+        self._seconds = np.concatenate([self._seconds, spent[len(before) :]])
         arrived = np.arange(len(self._steps)) >= len(before)
         if self.stage.frames_every > 0:
             whole = self.runner.gather(new, refresh=False)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 import torch
 
 from ..domain.batch import Batch
-from .dynamics import Dynamics
-from .ensembles import Ensemble, require, require_count
-from .equilibrate import require_ensemble
+from .dynamics import Sampling
+from .ensembles import Ensemble, require
 from .relax import Relax
 from .status import Status
 
@@ -145,37 +144,16 @@ def as_batch(atoms: Systems) -> Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation(Dynamics):
+class Simulation(Sampling):
     """The stage behind `simulate`: an ensemble, so many steps, and velocities drawn if a temperature is given."""
 
-    ensemble: Ensemble
-    steps: int
-    dt: float = 1.0
-    every: int = 0
     draw: float | None = None
     thermo_every: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_ensemble(self.ensemble)
-        require_count(self.steps, "steps")
-        require(self.dt, "dt", "fs", positive=True)
-        require_count(self.every, "every", least=0)
         if self.draw is not None:
             require(self.draw, "temperature", "K")
-
-    def sampled(self) -> Ensemble:
-        return self.ensemble
-
-    def length(self) -> int:
-        return self.steps
-
-    def time_step(self) -> float:
-        return float(self.dt)
-
-    @property
-    def frames_every(self) -> int:
-        return self.every
 
     def start_temperature(self, batch: Batch) -> tuple[float | None, torch.Tensor]:
         if self.draw is None:

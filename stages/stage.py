@@ -35,12 +35,15 @@ class Stage(Node):
         ranks: how many ranks work on one batch, or ``"auto"``.
         model: overrides the recipe's.
         thermo_every: steps between samples of energy, temperature and pressure; 0 takes none.
+        velocities, forces: whether a trajectory keeps them beside the coordinates (see `frame_fields`).
     """
 
     name: str = ""
     ranks: int | Literal["auto"] = 1
     model: Model | None = None
     thermo_every: int = 10
+    velocities: bool = False
+    forces: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -53,6 +56,9 @@ class Stage(Node):
         if self.ranks != "auto":
             require_count(self.ranks, "ranks (a number or 'auto')")
         require_count(self.thermo_every, "thermo_every", least=0)
+        for name, wanted in (("velocities", self.velocities), ("forces", self.forces)):
+            if not isinstance(wanted, bool):
+                raise ValueError(f"{name} must be True or False (does a trajectory keep them?), is {wanted!r}")
 
     # --- when a system comes: on the lead ------------------------------------------------------------------
 
@@ -74,6 +80,7 @@ class Stage(Node):
                 "natoms": torch.from_numpy(batch.counts.copy()).to(batch.device),
                 "dof": degrees_of_freedom(batch, conserves_momentum=False),
                 "thermo_sums": no_samples(batch),
+                "visit_seconds": per_system(batch, 0.0),
             }
         )
 
@@ -109,6 +116,14 @@ class Stage(Node):
     def frames_every(self) -> int:
         """Steps between frames of the trajectory; 0: no trajectory."""
         return 0
+
+    @property
+    def frame_fields(self) -> tuple[str, ...]:
+        """Per-atom fields that a trajectory on disk keeps: positions, and what was asked for of velocities and forces.
+
+        (A `MemoryReporter` keeps them all.)
+        """
+        return ("positions", *(["velocities"] if self.velocities else []), *(["forces"] if self.forces else []))
 
 
 def visit_key(name: str) -> int:

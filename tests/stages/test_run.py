@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 
 import numpy as np
@@ -179,6 +180,28 @@ def test_the_report_adds_up() -> None:
     for outcome in second.outcomes:
         assert outcome.seconds > 0
         assert outcome.results["steps"] == outcome.steps == 30
+
+
+def test_the_seconds_of_a_visit_survive_a_checkpoint() -> None:
+    """As the gang does it: a checkpoint, another process, the rest; and one that waits in the inbox keeps its own."""
+    stage = mm.Equilibrate(mm.NVT(60), steps=30)
+    first = StageRun(stage, MODEL)
+    first.admit(batch("argon", "cluster"))
+    first.advance(steps=29)
+    kept = pickle.loads(pickle.dumps(first.resident()))
+    spent = dict(zip(kept.ids, kept.visit_seconds.tolist(), strict=True))
+    assert min(spent.values()) > 0
+    again = StageRun(stage, MODEL, max_systems=1)
+    again.admit(kept.with_fields(systems={"visit_seconds": kept.visit_seconds + 1000.0}))
+    assert again.advance(steps=0).waiting == ("cluster",)
+    twice = again.resident()
+    assert twice.visit_seconds.tolist() == [spent[i] + 1000.0 for i in twice.ids]
+    report = finish(stage, twice)
+    for outcome in report.outcomes:
+        assert spent[outcome.id] + 1000.0 < outcome.seconds < spent[outcome.id] + 1100.0
+    assert "visit_seconds" not in report.finished
+    # A fresh visit starts at zero.
+    assert all(o.seconds < 100.0 for o in finish(mm.Produce(mm.NVE(), steps=1), report.finished).outcomes)
 
 
 def test_time_ends_a_segment_after_at_least_one_step() -> None:

@@ -53,6 +53,11 @@ def test_equilibrate_takes_either_name_for_its_length() -> None:
         (lambda: mm.Produce(mm.NVE(), steps=0), "steps"),
         (lambda: mm.Produce(mm.NVE(), every=-1), "every"),
         (lambda: mm.Produce(mm.NVE(), thermo_every=-1), "thermo_every"),
+        (lambda: mm.Produce(mm.NVE(), velocities=1), "velocities must be True or False"),
+        (lambda: mm.Relax(forces="yes"), "forces must be True or False"),
+        (lambda: mm.Produce(mm.NVE(), steps=None), "steps"),
+        (lambda: mm.Equilibrate(mm.NVE(), steps=5, dt=0), "dt"),
+        (lambda: mm.Heat(start=1, stop=2, every=-1), "every"),
         (lambda: mm.NVT(-1), "temperature"),
         (lambda: mm.NVT(300, friction=-1), "friction"),
         (lambda: mm.NVT(True), "temperature"),
@@ -61,6 +66,22 @@ def test_equilibrate_takes_either_name_for_its_length() -> None:
 def test_nonsense_is_refused_with_the_parameter_named(build, says) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=says):
         build()
+
+
+def test_what_a_trajectory_keeps_is_said_by_the_stage() -> None:
+    stages = (mm.Relax, lambda **k: mm.Heat(1, 2, **k), lambda **k: mm.Equilibrate(mm.NVE(), 3, **k))
+    for make in (*stages, lambda **k: mm.Produce(mm.NVE(), **k)):
+        assert make().frame_fields == ("positions",)
+        assert make(velocities=True).frame_fields == ("positions", "velocities")
+        assert make(forces=True).frame_fields == ("positions", "forces")
+        assert make(velocities=True, forces=True).frame_fields == ("positions", "velocities", "forces")
+
+
+def test_a_third_positional_argument_is_refused() -> None:
+    """Is it dt or every? Heat's friction is not to be taken for dt either."""
+    for build in (lambda: mm.Produce(mm.NVE(), 10, 2), lambda: mm.Heat(1, 2, 10, 2.0)):
+        with pytest.raises(TypeError, match="positional"):
+            build()
 
 
 def test_what_is_not_there_yet_says_so() -> None:
