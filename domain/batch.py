@@ -7,7 +7,6 @@ a shape. State is float64; integers are int64; flags are bool.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,6 +71,10 @@ FIELDS: dict[str, Field] = {
     )
 }
 
+# Names that the project keeps for itself: these, and what is declared by `declare_own_field`. A field that a user
+# declares is the user's, although it stands in FIELDS, too.
+_OWN_NAMES: set[str] = {*FIELDS, "ids", "counts", "info", "atoms", "systems"}
+
 #: Fields that every non-empty batch carries.
 REQUIRED = ("positions", "masses", "numbers", "atom_id", "cell", "pbc", "step")
 
@@ -98,6 +101,27 @@ def declare_field(
     if repr(known) != repr(field):
         raise BatchError(f"field {name!r} is already declared as {known}, not {field}: choose another name")
     return known
+
+
+def declare_own_field(
+    name: str,
+    per: Per,
+    shape: tuple[int, ...] = (),
+    *,
+    dtype: torch.dtype = torch.float64,
+    unit: str = "",
+    fill: float = NAN,
+) -> Field:
+    """As `declare_field`, for a field that the package (or a stage) keeps itself: no array of a structure may use the
+    name, see `is_own_name`."""
+    field = declare_field(name, per, shape, dtype=dtype, unit=unit, fill=fill)
+    _OWN_NAMES.add(name)
+    return field
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a name is kept for the project, and so no user's field."""
+    return name in _OWN_NAMES
 
 
 class Batch:
@@ -204,7 +228,19 @@ class Batch:
         return name in self.atoms or name in self.systems
 
     def index(self, system_id: str) -> int:
-        return self.ids.index(system_id)
+        """Place of a system. BatchError if there is none of this id."""
+        try:
+            return self.ids.index(system_id)
+        except ValueError:
+            raise BatchError(f"system must be one of this batch ({_some(self.ids)}), is {system_id!r}") from None
+
+    def _place(self, which: Any) -> int:
+        if isinstance(which, str):
+            return self.index(which)
+        place = int(which)
+        if not 0 <= place < len(self):
+            raise BatchError(f"index of a system must be in 0..{len(self) - 1} (a batch of {len(self)}), is {place}")
+        return place
 
     def system_of_atom(self) -> np.ndarray:
         """Index of each atom's system, int64, shape (atoms,)."""
@@ -259,8 +295,12 @@ class Batch:
         )
 
     def select(self, which: Sequence[int] | np.ndarray | Sequence[str]) -> Batch:
-        """The systems with these indices or ids, in this order."""
-        index = [self.index(w) if isinstance(w, str) else int(w) for w in which]
+        """The systems with these indices or ids, in this order.
+
+        Raises:
+            BatchError: an id or an index that this batch does not have.
+        """
+        index = [self._place(w) for w in which]
         if not index:
             return Batch.empty()
         ptr = self.ptr
@@ -358,10 +398,6 @@ class Batch:
                 return False
         return True
 
-    def info_json(self) -> str:
-        """The free-form info as JSON; what JSON cannot say becomes text."""
-        return json.dumps(plain(self.info))
-
     def with_ids(self, ids: Sequence[str]) -> Batch:
         """The same systems under other ids."""
         return Batch(ids, self.counts, self.atoms, self.systems, self.info)
@@ -387,6 +423,12 @@ def _join(stores: list[dict[str, Tensor]], rows: list[int]) -> dict[str, Tensor]
             raise BatchError(f"field {name!r} has different row shapes or dtypes in the batches to be joined: {shapes}")
         joined[name] = torch.cat(pieces)
     return joined
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    """The first of many names, for a message."""
+    more = f" … {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(map(repr, names[:most])) + more) or "it is empty"
 
 
 def _is_run(rows: np.ndarray) -> bool:
@@ -446,4 +488,15 @@ def _same_info(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and a != a and b != b)
 
 
-__all__ = ["FIELDS", "REQUIRED", "Batch", "BatchError", "Field", "declare_field", "fill_rows", "plain"]
+__all__ = [
+    "FIELDS",
+    "REQUIRED",
+    "Batch",
+    "BatchError",
+    "Field",
+    "declare_field",
+    "declare_own_field",
+    "fill_rows",
+    "is_own_name",
+    "plain",
+]

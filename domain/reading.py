@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .batch import FIELDS, Batch, BatchError
+from .batch import Batch, BatchError, is_own_name
 from .structures import from_atoms, not_taken_along
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def _own_fields(entry: Entry) -> Iterator[tuple[str, tuple[Any, ...]]]:
     if entry.batch is not None:
         for per, fields in (("atom", entry.batch.atoms), ("system", entry.batch.systems)):
             for name, value in fields.items():
-                if name not in FIELDS:
+                if not is_own_name(name):
                     yield name, (per, value.dtype, tuple(value.shape[1:]))
 
 

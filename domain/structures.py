@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .batch import FIELDS, Batch, BatchError, plain
+from .batch import Batch, BatchError, is_own_name, plain
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -22,14 +22,6 @@ ASE_TIME_FS = 10.180505710774743
 
 # Arrays of ASE that have a place of their own in a batch, and per-atom results that are recomputed here.
 _KNOWN_ARRAYS = {"positions", "numbers", "momenta", "masses"}
-_STATE = {"velocities", "forces", "energies", "masses", "atom_id", "reference"}
-# Names that stages give to fields of their own. They are declared only once `stages` is imported, which may be after
-# structures were read; tests/domain/test_structures.py compares the two.
-_STAGES = {
-    *("visit", "timestep", "time", "temperature", "friction", "noise_key", "natoms", "dof", "ramp", "thermo_sums"),
-    *("fire", "fire_velocities", "fire_dots", "pressure_target", "pressure", "volume"),
-    *("kinetic_energy", "kinetic_temperature", "system", "ids", "counts", "info", "image"),
-}
 
 
 def from_atoms(atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None) -> Batch:
@@ -58,14 +50,14 @@ def _one(atoms: Atoms, system_id: str) -> Batch:
     masses = np.asarray(atoms.get_masses(), dtype=float)
     velocities = np.zeros((n, 3)) if momenta is None else np.asarray(momenta) / masses[:, None] / ASE_TIME_FS
     per_atom: dict[str, Any] = {
-        "positions": np.asarray(atoms.positions, dtype=float) @ rotation,
-        "velocities": velocities @ rotation,
+        "positions": turned(np.asarray(atoms.positions, dtype=float), rotation),
+        "velocities": turned(velocities, rotation),
         "masses": masses,
         "numbers": np.asarray(atoms.numbers, dtype=np.int64),
         "atom_id": np.arange(n, dtype=np.int64),
     }
     for name, values in atoms.arrays.items():
-        if name not in _KNOWN_ARRAYS and not _is_ours(name) and _is_numeric(values):
+        if name not in _KNOWN_ARRAYS and not is_own_name(name) and _is_numeric(values):
             per_atom[name] = _widen(np.asarray(values))
     per_system = {
         "cell": lower[None],
@@ -86,7 +78,7 @@ def not_taken_along(atoms: Atoms) -> list[str]:
     left = [
         name
         for name, values in atoms.arrays.items()
-        if name not in _KNOWN_ARRAYS and (_is_ours(name) or not _is_numeric(values))
+        if name not in _KNOWN_ARRAYS and (is_own_name(name) or not _is_numeric(values))
     ]
     if atoms.constraints:
         left.append("constraints")
@@ -114,16 +106,16 @@ def _to_one(single: Batch) -> Atoms:
     back = rotation.T
     atoms = Atoms(
         numbers=single.numbers.numpy(),
-        positions=single.positions.numpy() @ back,
-        cell=single.cell[0].numpy() @ back,
+        positions=turned(single.positions.numpy(), back),
+        cell=turned(single.cell[0].numpy(), back),
         pbc=single.pbc[0].numpy(),
         masses=single.masses.numpy(),
     )
     if "velocities" in single:
-        momenta = single.velocities.numpy() @ back * single.masses.numpy()[:, None] * ASE_TIME_FS
+        momenta = turned(single.velocities.numpy(), back) * single.masses.numpy()[:, None] * ASE_TIME_FS
         atoms.set_momenta(momenta)
     for name, value in single.atoms.items():
-        if name not in FIELDS and not name.startswith("_") and not _all_missing(value):
+        if not is_own_name(name) and not name.startswith("_") and not _all_missing(value):
             atoms.set_array(name, value.numpy())
     atoms.info.update(single.info[0])
     atoms.info["id"] = single.ids[0]
@@ -131,13 +123,19 @@ def _to_one(single: Batch) -> Atoms:
     if "energy" in single and bool(torch.isfinite(single.energy[0])):
         results["energy"] = float(single.energy[0])
     if "forces" in single and bool(torch.isfinite(single.forces).all()):
-        results["forces"] = single.forces.numpy() @ back
+        results["forces"] = turned(single.forces.numpy(), back)
     if "stress" in single and bool(torch.isfinite(single.stress[0]).all()):
         s = rotation @ single.stress[0].numpy() @ back
         results["stress"] = np.array([s[0, 0], s[1, 1], s[2, 2], s[1, 2], s[0, 2], s[0, 1]])
     if results:
         atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
+
+
+def turned(vectors: np.ndarray, rotation: np.ndarray) -> np.ndarray:
+    """vectors (n, 3) @ rotation (3, 3), in plain products and sums: with BLAS a row's bits may depend on threads."""
+    x, y, z = vectors[:, 0, None], vectors[:, 1, None], vectors[:, 2, None]
+    return x * rotation[0] + y * rotation[1] + z * rotation[2]
 
 
 def lower_triangular(cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -195,11 +193,6 @@ def _is_plain(key: Any, value: Any) -> bool:
     if isinstance(value, list | tuple | set):
         return isinstance(key, str) and all(_is_plain(key, v) for v in value)
     return isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str | np.generic))
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a field of this name is kept by the project itself."""
-    return name in FIELDS or name in _STATE or name in _STAGES
 
 
 def _is_numeric(values: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from ..domain.batch import REQUIRED, Batch
+from ..domain.batch import FIELDS, REQUIRED, Batch, is_own_name
 from .fields import without_visit
 
 if TYPE_CHECKING:
@@ -91,7 +92,19 @@ def is_under_way(batch: Batch, key: int) -> np.ndarray:
 
 def begin(batch: Batch, stage: Stage, propagator: Propagator, seed: int) -> Batch:
     """Fresh systems at the start of their visit: step 0, the stage's fields and the propagator's memory in place."""
-    return propagator.prepare(stage.prepare(without_visit(batch), seed))
+    return propagator.prepare(stage.prepare(without_visit(_without_clashes(batch)), seed))
+
+
+def _without_clashes(batch: Batch) -> Batch:
+    """The batch without arrays of the user's that are named like a field of a stage.
+
+    Intake leaves them out, too (`is_own_name`), unless structures were read before `stages` was imported.
+    """
+    stores = {"atom": batch.atoms, "system": batch.systems}
+    names = [n for per, store in stores.items() for n in store if is_own_name(n) and FIELDS[n].per != per]
+    if names:
+        warnings.warn(f"not taken along: {', '.join(names)} (a stage needs the name: choose another one)", stacklevel=2)
+    return batch.without(names)
 
 
 __all__ = ["SAME_SITE", "begin", "is_under_way", "reasons_to_refuse", "why_not"]

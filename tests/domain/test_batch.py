@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -63,6 +64,22 @@ def test_select_takes_systems_by_index_and_id(sizes, data):
         assert torch.equal(chosen.positions[chosen.ptr[row] : chosen.ptr[row + 1]], mine)
         assert torch.equal(chosen.cell[row], batch.cell[k])
         assert chosen.info[row] is batch.info[k]
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda b: b.index("s9"), "must be one of this batch ('s0', 's1'), is 's9'"),
+        (lambda b: b.select(["s1", "s9"]), "is 's9'"),
+        (lambda b: b.select([0, 2]), r"must be in 0..1 (a batch of 2), is 2"),
+        (lambda b: b.select([-1]), "is -1"),
+        (lambda b: Batch.empty().index("s0"), "it is empty"),
+        (lambda b: make([1] * 30).index("x"), "22 more"),
+    ],
+)
+def test_a_system_that_is_not_there_is_named(act, words):
+    with pytest.raises(BatchError, match=re.escape(words)):
+        act(make([2, 3]))
 
 
 @SETTINGS

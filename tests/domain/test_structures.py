@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import ase
 import numpy as np
 import pytest
@@ -14,8 +17,9 @@ from ase.constraints import FixAtoms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mattermill.domain.batch import Batch, BatchError
-from mattermill.domain.structures import ASE_TIME_FS, lower_triangular, not_taken_along
+import mattermill as mm
+from mattermill.domain.batch import FIELDS, Batch, BatchError, declare_field
+from mattermill.domain.structures import ASE_TIME_FS, lower_triangular, not_taken_along, turned
 
 SETTINGS = settings(max_examples=60, deadline=None)
 
@@ -173,15 +177,67 @@ def test_what_is_not_taken_along_is_named():
 
 
 def test_names_of_our_own_fields_are_kept_for_us():
-    """Also those that stages declare, and also when structures are read before stages are imported."""
-    from mattermill.domain.structures import _is_ours
+    """Also those that stages declare, once they are imported."""
+    from mattermill.domain.batch import is_own_name
     from mattermill.stages.fields import VISIT_FIELDS
 
-    assert {name for name in VISIT_FIELDS if not _is_ours(name)} == set()
+    assert {name for name in (*VISIT_FIELDS, "forces", "ids", "pressure") if not is_own_name(name)} == set()
     atoms = bulk("Ar", cubic=True)
     atoms.set_array("temperature", np.ones(4))
     assert not_taken_along(atoms) == ["temperature"]
     assert "temperature" not in Batch.from_atoms(atoms)
+
+
+EARLY = """
+import warnings
+import numpy as np, mattermill as mm
+from ase.build import bulk
+atoms = bulk("Ar", cubic=True)
+atoms.set_array("friction", np.arange(4.0))
+batch = mm.read(atoms).batch
+assert batch.friction.tolist() == [0, 1, 2, 3]
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    out = mm.simulate(mm.models.noble_gases(), batch, mm.NVT(50), steps=2)
+assert out.info[0]["status"] == "finished", out.info
+assert any("friction" in str(w.message) for w in heard), heard
+assert "friction" not in out.to_atoms()[0].arrays
+"""
+
+
+def test_structures_may_be_read_before_stages_are_imported():
+    """An array that turns out to bear a stage's name is left out with a warning; nothing fails."""
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_field_that_a_user_declares_is_the_users():
+    field = declare_field("test_charge", "atom", unit="e")
+    try:
+        atoms = bulk("Ar", cubic=True)
+        atoms.set_array("test_charge", np.array([1.0, -1.0, 0.5, 2.0]))
+        assert not_taken_along(atoms) == []
+        structures = mm.read(atoms, bulk("Kr", cubic=True))
+        with_charge, without = structures.batch.to_atoms()
+        assert with_charge.get_array("test_charge").tolist() == [1.0, -1.0, 0.5, 2.0]
+        assert "test_charge" not in without.arrays
+        # Numbers of two kinds under one name are made alike, as for a field that nobody declared.
+        other = bulk("Kr", cubic=True)
+        other.set_array("test_charge", np.array([1, 2, 3, 4]))
+        assert mm.read(atoms, other).batch.test_charge.tolist() == [1.0, -1.0, 0.5, 2.0, 1.0, 2.0, 3.0, 4.0]
+    finally:
+        assert FIELDS.pop("test_charge") is field
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13, 40])
+def test_turning_has_the_same_bits_for_every_row(n):
+    """The first rows of many turn as the rows of few: BLAS would not promise it."""
+    rng = np.random.default_rng(n)
+    vectors = rng.normal(size=(50_000, 3))
+    _, rotation = lower_triangular(rng.normal(size=(3, 3)))
+    whole = turned(vectors, rotation)
+    np.testing.assert_array_equal(turned(vectors[7 : 7 + n], rotation), whole[7 : 7 + n])
+    np.testing.assert_allclose(whole, vectors @ rotation, rtol=1e-13, atol=1e-13)
 
 
 def test_as_many_ids_as_structures():
