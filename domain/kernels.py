@@ -275,40 +275,6 @@ def _by_segment(kernel: wp.Kernel, values: Tensor, ptr: Tensor, start: float) ->
     return out.reshape(segments, *values.shape[1:])
 
 
-@wp.kernel(enable_backward=False)
-def _place_images(
-    positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    image: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    source: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    shift: wp.array(dtype=wp.vec3i),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    cells: wp.array(dtype=wp.mat33d),  # type: ignore[valid-type]
-):
-    k = wp.tid()
-    s = shift[k]
-    h = cells[system[k]]
-    x = positions[source[k]]
-    for axis in range(3):
-        f = wp.float64(s[axis])
-        x += wp.vec3d(f * h[axis, 0], f * h[axis, 1], f * h[axis, 2])
-    positions[image[k]] = x
-
-
-def place_images(
-    positions: Tensor, image: Tensor, source: Tensor, shift: Tensor, system: Tensor, cells: Tensor
-) -> None:
-    """Write periodic images in place: positions[image] = positions[source] + shift @ cells[system].
-
-    Args:
-        positions: float64, (n, 3), Å; changed in place.
-        image, source: int32, (m,), rows of `positions`; sources must not be images themselves.
-        shift: int32, (m, 3), lattice vectors to add.
-        system: int32, (m,), row of `cells` for each image.
-        cells: float64, (systems, 3, 3), lattice vectors as rows.
-    """
-    launch(_place_images, image.shape[0], positions, image, source, shift, system, cells)
-
-
 def warm(device: str = "cpu", modules: Iterable[str] = ()) -> None:
     """Compile (or load from Warp's cache on disk) every kernel of this package now, rather than at first use.
 

@@ -36,10 +36,6 @@ class Ensemble:
     def propagator(self) -> Propagator:
         raise NotImplementedError(f"{type(self).__name__} must name its integrator")
 
-    def degrees_of_freedom(self, n_atoms: int) -> int:
-        """Degrees of freedom of a system of so many atoms; 0 for a single atom whose momentum is conserved."""
-        return max(3 * n_atoms - 3, 0) if self.conserves_momentum else 3 * n_atoms
-
 
 @dataclass(frozen=True)
 class NVE(Ensemble):

@@ -1,4 +1,4 @@
-"""Launches on torch tensors, sums with a fixed order, placing images."""
+"""Launches on torch tensors, sums with a fixed order, images of ghosts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mattermill.domain import kernels
+from mattermill.domain.refresh import images_of_ghosts
 
 
 def test_segment_sum_is_the_sequential_sum() -> None:
@@ -74,29 +75,23 @@ def test_a_launch_sees_new_tensors_and_new_contents() -> None:
 )
 def test_a_launch_refuses_what_does_not_fit(wrong: torch.Tensor) -> None:
     index = torch.zeros(1, dtype=torch.int32)
-    args = (index, index, torch.zeros(1, 3, dtype=torch.int32), index, torch.eye(3, dtype=torch.float64)[None])
-    with pytest.raises(TypeError, match=r"positions.*must be a contiguous"):
-        kernels.place_images(wrong, *args)
+    args = (torch.eye(3, dtype=torch.float64)[None], index, index, torch.zeros(1, 3, dtype=torch.int32))
+    with pytest.raises(TypeError, match=r"y\).*must be a contiguous"):
+        images_of_ghosts(0, *args, wrong)
 
 
-def test_place_images() -> None:
+def test_images_of_ghosts_are_moved_by_whole_lattice_vectors() -> None:
     rng = np.random.default_rng(0)
     cells = rng.normal(size=(2, 3, 3))
-    positions = torch.from_numpy(rng.normal(size=(5, 3)))
-    shift = np.array([[1, -2, 0], [0, 0, 3]], dtype=np.int32)
-    before = positions.numpy().copy()
-    as32 = {"dtype": torch.int32}
-    kernels.place_images(
-        positions,
-        torch.tensor([3, 4], **as32),
-        torch.tensor([0, 2], **as32),
-        torch.from_numpy(shift),
-        torch.tensor([0, 1], **as32),
-        torch.from_numpy(cells),
-    )
-    assert (positions[:3].numpy() == before[:3]).all()
-    assert positions[3].numpy() == pytest.approx(before[0] + shift[0] @ cells[0], abs=1e-14)
-    assert positions[4].numpy() == pytest.approx(before[2] + shift[1] @ cells[1], abs=1e-14)
+    y = torch.from_numpy(rng.normal(size=(5, 3)))
+    shift = np.array([[0, 0, 0], [0, 0, 0], [0, 0, 0], [1, -2, 0], [0, 0, 3]], dtype=np.int32)
+    before = y.numpy().copy()
+    system = torch.tensor([0, 0, 1, 0, 1], dtype=torch.int32)
+    source = torch.tensor([-1, -1, -1, -2 - 0, -2 - 2], dtype=torch.int32)
+    images_of_ghosts(3, torch.from_numpy(cells), system, source, torch.from_numpy(shift), y)
+    assert (y[:3].numpy() == before[:3]).all()
+    assert y[3].numpy() == pytest.approx(before[0] + shift[3] @ cells[0], abs=1e-14)
+    assert y[4].numpy() == pytest.approx(before[2] + shift[4] @ cells[1], abs=1e-14)
 
 
 def test_models_and_neighbourhoods_do_not_load_warp() -> None:
