@@ -352,7 +352,7 @@ def _checkpoint(db: sqlite3.Connection, entry: Checkpointed, now: str) -> None:
 def _finish(db: sqlite3.Connection, entry: Finished, now: str) -> None:
     key = (entry.system, entry.stage)
     db.execute(
-        "UPDATE visits SET status = ?, reason = ?, steps = ?, seconds = ?, results = ?, state_file = ?, "
+        "UPDATE visits SET status = ?, reason = ?, steps = max(steps, ?), seconds = ?, results = ?, state_file = ?, "
         "state_digest = ?, ended = ?, claim = NULL WHERE system = ? AND stage = ?",
         (
             str(entry.status),

@@ -55,6 +55,7 @@ class Shift:
         self.alone = False
         self.aboard: dict[str, Ticket] = {}
         self.formed = False
+        self.leaving = False  # a rank of it is about to retire
         self.gang = Gang(
             program.client,
             program.session,
@@ -106,6 +107,9 @@ class Shift:
             if not self.aboard:
                 break
             await self._segment(admits)
+            if self.leaving:
+                # It runs no task any more, so there is no leaving together: the last checkpoint must do.
+                raise GangLost("leaving", "a rank retires")
             if self.program.stopping:
                 break
             self.incoming = self._refill()
@@ -216,19 +220,26 @@ class Shift:
     # --- when it goes wrong ------------------------------------------------------------------------------------
 
     async def _without_damage(self, tickets: Sequence[Ticket], error: DamagedFile) -> list[Ticket]:
-        """Replace a state that cannot be trusted by the one before it; a system without one has failed."""
+        """Replace a state that cannot be trusted by the one before it; a system without one has failed.
+
+        Raises:
+            DamagedFile: it is none of their files, so nothing would be different the next time; all stay aboard.
+        """
+        resolve = self.program.folder.resolve
+        hit = {t.system for t in tickets if str(resolve(t.parcel.file)) == error.path}
+        if not hit:
+            raise error
         logger.warning("%s", error)
         again, entries = [], []
         for ticket in tickets:
-            self.aboard.pop(ticket.system)
-            if not error.path.endswith(ticket.parcel.file):
+            del self.aboard[ticket.system]
+            if ticket.system not in hit:
                 again.append(ticket)
             elif ticket.fallbacks:
                 again.append(replace(ticket, parcel=ticket.fallbacks[0], fallbacks=ticket.fallbacks[1:]))
             else:
-                entries.append(self._ending(ticket, "failed", f"its state is lost: {error.reason} ({error.path})"))
-        if len(again) == len(tickets) and all(a is t for a, t in zip(again, tickets, strict=True)):
-            raise error  # a file that is none of ours: nothing would be different the next time
+                reason = f"its state is lost: {error.reason} ({error.path})"
+                entries.append(Finished(ticket.system, self.line.name, "failed", reason))
         await self._end_visits(entries)
         return again
 
@@ -254,7 +265,7 @@ class Shift:
                 logger.warning("%s: out of memory with %d atoms aboard, the budget is halved", self.line.name, total)
                 await self._give_back(died=False, fault="")
                 return reason
-        await self._give_back(died=not own_fault, fault=reason if own_fault else "")
+        await self._give_back(died=not own_fault and not self.leaving, fault=reason if own_fault else "")
         return reason
 
     async def _give_back(self, died: bool, fault: str) -> None:
@@ -280,7 +291,9 @@ class Shift:
         return self._ending(ticket, "quarantined", f"{deaths} gangs died with it aboard, the last with it alone")
 
     def _ending(self, ticket: Ticket, status: str, reason: str) -> Finished:
-        return Finished(ticket.system, self.line.name, status, reason, file=None, digest=None)
+        """It ends in the state it started from last, which is the last good one: a checkpoint, or the stage's input."""
+        state = ticket.parcel
+        return Finished(ticket.system, self.line.name, status, reason, file=state.file, digest=state.digest)
 
     async def _end_visits(self, entries: Sequence[Finished]) -> None:
         await self.program.record(list[Entry](entries))
