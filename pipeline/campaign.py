@@ -148,7 +148,7 @@ class Campaign(CampaignView):
         if self._stop_asked:
             program.stop()
         if not self._writer.pending():
-            await asyncio.to_thread(program.scribe.close)  # nothing to do but the summary
+            await program.conclude()
         elif address is not None:
             await program.run(address, ranks)
         else:

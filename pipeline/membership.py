@@ -27,6 +27,10 @@ PERIOD, SCHEDULER_LIMIT = 0.4, 30.0
 PAUSE_LIMIT = 15.0
 
 
+#: What a worker is called that runs what it runs, takes nothing more and goes: retired, or at the end of its lifetime.
+LEAVING = frozenset({"closing_gracefully", "closing"})
+
+
 class Membership:
     """Keeps `Claims` up to date with the scheduler.
 
@@ -36,6 +40,7 @@ class Membership:
         limit: how many ranks the campaign may use; None for all.
         on_loss: called with the address of a rank that has gone and the claim that it takes down, if any.
         on_pause: called with the address of a rank that has been paused for `PAUSE_LIMIT` seconds.
+        on_leave: called, again and again, with the address of a rank that is about to retire.
         on_change: called after something has changed.
     """
 
@@ -46,12 +51,14 @@ class Membership:
         limit: int | None,
         on_loss: Callable[[str, Claim | None], None],
         on_pause: Callable[[str], None],
+        on_leave: Callable[[str], None],
         on_change: Callable[[], None],
     ) -> None:
         self.client, self.claims, self.limit = client, claims, limit
-        self.on_loss, self.on_pause, self.on_change = on_loss, on_pause, on_change
+        self.on_loss, self.on_pause, self.on_leave, self.on_change = on_loss, on_pause, on_leave, on_change
         self.alive: frozenset[str] = frozenset()
         self._refused: set[str] = set()
+        self._excluded: set[str] = set()
         self._paused: dict[str, float] = {}
 
     async def look(self) -> dict[str, Member]:
@@ -66,9 +73,15 @@ class Membership:
         identity = await asyncio.wait_for(scheduler.identity(), timeout=SCHEDULER_LIMIT)
         return members(identity)
 
+    def exclude(self, address: str) -> None:
+        """Use this rank no more, though it is there."""
+        self.claims.leave(address)
+        self._excluded.add(address)
+
     def update(self, found: dict[str, Member]) -> None:
         """Take in who is there."""
         self.alive = frozenset(found)
+        self._excluded &= found.keys()  # an address may be given to a new process
         changed = False
         for address in self.claims.addresses - found.keys():
             claim = self.claims.leave(address)
@@ -82,6 +95,14 @@ class Membership:
 
     def _take_in(self, member: Member) -> bool:
         known = member.address in self.claims.addresses
+        if member.address in self._excluded:
+            return False
+        if member.status in LEAVING:
+            # To restart it would fight whoever retires it.
+            self.claims.pause(member.address)
+            self._paused.pop(member.address, None)
+            self.on_leave(member.address)
+            return False
         if member.status != "running":
             if known:
                 self._pause(member.address)

@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks at the state of things when nothing happens.
 TICK = 0.5
 
+#: Key of the ledger's `meta` with the sessions whose plugins may still be on the workers of a user's cluster.
+SESSIONS = "sessions"
+
 
 class Program:
     """One run of a campaign, from the tickets in its ledger to the end or to a stop.
@@ -98,19 +101,60 @@ class Program:
                 await self._clean_up()
         if self.failure is not None:
             raise self.failure
+        self._complain()
+
+    async def conclude(self) -> None:
+        """Where nothing is left to run: the summary only. Raises `CampaignError`: it cannot be written."""
+        await asyncio.to_thread(self.scribe.close)
+        self._complain()
+
+    def _complain(self) -> None:
+        trouble = self.scribe.trouble
+        if trouble is not None:
+            raise CampaignError(
+                f"the ledger is whole, the summary or the time series are not: {type(trouble).__name__}: {trouble}; "
+                f"`mattermill resume {self.folder.path}` writes the summary anew"
+            ) from trouble
 
     async def _prepare(self, ranks: int | None) -> None:
-        self.membership = Membership(self.client, self.claims, ranks, self._on_loss, self._on_pause, self.changed.set)
+        self.membership = Membership(
+            self.client,
+            self.claims,
+            ranks,
+            on_loss=self._on_loss,
+            on_pause=self._on_pause,
+            on_leave=self._on_leave,
+            on_change=self.changed.set,
+        )
         found = await self.membership.look()
         if not found:
             await self.client.wait_for_workers(1, timeout=self.options.worker_seconds)
             found = await self.membership.look()
         check_members(found, max(line.size for line in self.lines.values()), ranks)
+        await self._end_earlier_sessions()
         work = Work.of(self.recipe).pickled()
         plugin = RankPlugin(self.session, str(self.folder.path), work, self.options.device, own=self.own)
         await self.client.register_plugin(plugin)
         self.membership.update(found)
         self._load()
+
+    async def _end_earlier_sessions(self) -> None:
+        """Take the seats away that a campaign process which was killed has left on a cluster that outlived it."""
+        if self.own:
+            return
+        left = [s for s in self.ledger.meta(SESSIONS, []) if not await self._unregister(s)]
+        await asyncio.to_thread(self.ledger.set_meta, SESSIONS, [*left, self.session])
+
+    async def _unregister(self, session: str) -> bool:
+        """Take a session's plugin off all workers; its seats are given up. False when that is not sure."""
+        try:
+            await asyncio.wait_for(self.client.unregister_worker_plugin(plugin_name(session)), timeout=10)
+        except ValueError:
+            logger.debug("session %s has no plugin here", session)
+        except (OSError, TimeoutError) as error:
+            logger.info("the plugin of session %s could not be taken off the workers: %s", session, error)
+            return False
+        return True
 
     def _load(self) -> None:
         """Tickets for all visits that have not ended: from their last checkpoint, or from the stage's input."""
@@ -157,11 +201,18 @@ class Program:
             await asyncio.gather(watch, *self._tasks, *self._errands, return_exceptions=True)
 
     async def _clean_up(self) -> None:
-        try:
-            await asyncio.wait_for(self.client.unregister_worker_plugin(plugin_name(self.session)), timeout=10)
-        except (OSError, TimeoutError, ValueError) as error:
-            logger.debug("the plugin could not be taken off the workers: %s", error)
+        if await self._unregister(self.session) and not self.own:
+            await self._forget_session()
         await asyncio.to_thread(self.scribe.close)
+
+    async def _forget_session(self) -> None:
+        """Only while the folder is ours: whoever forced the lock has a list of its own."""
+        try:
+            self.lock.check()
+            left = [s for s in self.ledger.meta(SESSIONS, []) if s != self.session]
+            await asyncio.to_thread(self.ledger.set_meta, SESSIONS, left)
+        except (LockLost, LedgerError) as error:
+            logger.info("%s: the end of session %s is not recorded: %s", self.folder.path, self.session, error)
 
     def stop(self) -> None:
         """Drain: gangs end their segment, write a checkpoint and leave. To be called on the event loop."""
@@ -300,13 +351,16 @@ class Program:
     async def restart(self, addresses: Sequence[str]) -> None:
         """Replace processes that do not come free."""
         logger.warning("restarting %s: not free after their gang had failed", ", ".join(addresses))
+        answers: dict[str, str] = {}
         try:
-            await self.client.restart_workers(list(addresses), timeout=60, raise_for_error=False)
+            answers = await self.client.restart_workers(list(addresses), timeout=60, raise_for_error=False)
         except (OSError, TimeoutError, ValueError) as error:
-            # Without a nanny there is nobody to restart it: it is not used any more.
+            # Without a nanny there is nobody to restart it.
             logger.warning("could not restart %s: %s", ", ".join(addresses), error)
-            for address in addresses:
-                self.claims.leave(address)
+        for address in addresses:
+            if answers.get(address) not in ("OK", "removed"):
+                logger.warning("rank %s is not used any more (%s)", address, answers.get(address, "not restarted"))
+                self.membership.exclude(address)
 
     def _on_pause(self, address: str) -> None:
         """A rank that stays paused runs no task; its gang is lost, and the process starts anew with empty memory."""
@@ -316,6 +370,11 @@ class Program:
         restart = asyncio.create_task(self.restart([address]))
         self._errands.add(restart)
         restart.add_done_callback(self._errands.discard)
+
+    def _on_leave(self, address: str) -> None:
+        """A rank is about to retire (`retire_workers`, --lifetime): it ends what it runs and begins nothing."""
+        for shift in self._tasks.values():
+            shift.leaving |= address in shift.claim.ranks
 
     def _on_loss(self, address: str, claim: Claim | None) -> None:
         for shift in self._tasks.values():

@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from .folder import Folder
-from .handoff import DamagedFile
 from .ledger import Ledger
 from .orders import Report
 from .results import write_summary
@@ -21,7 +20,8 @@ logger = logging.getLogger(__name__)
 class Scribe:
     """Keeps summary.nc and thermo/ up to date, and removes checkpoints that nobody needs.
 
-    All of it can be made again from the ledger and the next reports, so an error here is logged and not fatal.
+    All of it can be made again from the ledger and the next reports, so an error here is logged and not fatal. One
+    that nobody foresaw, or that kept the last summary from being written, stays in `trouble` for the campaign to tell.
 
     Args:
         folder, ledger: of the campaign.
@@ -35,7 +35,8 @@ class Scribe:
         self._thermo: dict[str, ThermoFile] = {}
         self._checkpoints: set[str] = set()
         self._written = time.monotonic()
-        self._pending: Future[None] | None = None
+        self._pending: Future[Exception | None] | None = None
+        self.trouble: Exception | None = None
 
     def thermo(self, stage: str, report: Report) -> None:
         """Append the time series of a report."""
@@ -55,21 +56,28 @@ class Scribe:
 
     def close(self) -> None:
         """Write everything a last time. Blocks; call it off the event loop."""
-        self._do(self._tidy).result()
+        self.trouble = self._do(self._tidy).result() or self.trouble
         self._thread.shutdown(wait=True)
         for file in self._thermo.values():
             file.close()
 
     # --- in the thread -------------------------------------------------------------------------------------------
 
-    def _do(self, what: Callable[[], Any]) -> Future[None]:
+    def _do(self, what: Callable[[], Any]) -> Future[Exception | None]:
         return self._thread.submit(self._guarded, what)
 
-    def _guarded(self, what: Callable[[], Any]) -> None:
+    def _guarded(self, what: Callable[[], Any]) -> Exception | None:
+        """Nobody waits for most of what is done here, so no error may leave it."""
         try:
             what()
-        except (OSError, ValueError, DamagedFile, RuntimeError) as error:
+            return None
+        except (OSError, ValueError, RuntimeError) as error:  # the disk, a damaged file, another writer, the ledger
             logger.warning("%s: %s: %s", self.folder.path.name, type(error).__name__, error)
+            return error
+        except Exception as error:  # a bug of ours: told in the log now, and by the campaign at its end
+            logger.exception("%s: the scribe failed", self.folder.path.name)
+            self.trouble = self.trouble or error
+            return error
 
     def _append(self, stage: str, report: Report) -> None:
         from ..stages.thermo import COLUMNS
@@ -80,6 +88,8 @@ class Scribe:
         self._thermo[stage].append(report.thermo_ids, report.thermo)
 
     def _tidy(self) -> None:
+        for series in self._thermo.values():
+            series.sync()
         write_summary(self.folder, self.ledger)
         used = self.ledger.files_in_use()
         # Only what was recorded and is not needed any more: a lead may have written one that no report tells of yet.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from campaigns import (
+    Held,
     argon,
     assert_conserved,
     assert_same,
@@ -30,8 +31,13 @@ import mattermill as mm
 from mattermill.pipeline.cli import app
 from mattermill.pipeline.errors import CampaignError
 from mattermill.pipeline.events import GangFormed, SegmentEnded, VisitEnded
-from mattermill.pipeline.folder import FolderError
+from mattermill.pipeline.folder import Folder, FolderError
+from mattermill.pipeline.intake import begin, structures_of
+from mattermill.pipeline.ledger import Ledger
 from mattermill.pipeline.lock import Holder, LockedError
+from mattermill.pipeline.program import SESSIONS
+from mattermill.pipeline.work import Work
+from mattermill.pipeline.worker import RankPlugin
 
 QUICK: dict[str, Any] = {"segment_seconds": 1.0, "progress": False, "device": "cpu"}
 LIMIT = 120.0
@@ -325,6 +331,29 @@ def test_nothing_stays_on_the_workers(client: Any, tmp_path: Path) -> None:
     assert list(left.values()) == [0, 0]
 
 
+def _plugins(client: Any) -> set[str]:
+    found = client.run(lambda dask_worker: [n for n in dask_worker.plugins if n.startswith("mattermill")])
+    return {name for names in found.values() for name in names}
+
+
+def test_seats_of_a_campaign_that_was_killed_are_taken_away(client: Any, tmp_path: Path) -> None:
+    """A process that was killed leaves its plugin on a cluster that outlives it, with a seat and a folder to write."""
+    made = recipe(produce())
+    folder = Folder.create(tmp_path / "a.mill")
+    with folder.hold(), begin(folder, made, structures_of(systems(1))) as ledger:
+        ledger.set_meta(SESSIONS, ["killed", "long-gone"])
+    client.register_plugin(RankPlugin("killed", str(folder.path), Work.of(made).pickled(), "cpu"))
+    client.register_plugin(RankPlugin("another", str(tmp_path / "b.mill"), Work.of(made).pickled(), "cpu"))
+    assert _plugins(client) == {"mattermill-killed", "mattermill-another"}
+    try:
+        mm.resume(folder.path, client=client, **QUICK)
+        assert _plugins(client) == {"mattermill-another"}
+    finally:
+        client.unregister_worker_plugin("mattermill-another")
+    with Ledger.open_readonly(folder.ledger) as ledger:
+        assert ledger.meta(SESSIONS) == []
+
+
 def test_a_full_stream_holds_its_producer_back(client: Any, tmp_path: Path) -> None:
     """Back-pressure: no stage runs far ahead of the next, and nothing stands still for it."""
     made = recipe(produce("a", steps=10) >> produce("b", steps=10))
@@ -344,28 +373,31 @@ def test_a_full_stream_holds_its_producer_back(client: Any, tmp_path: Path) -> N
 
 
 def test_a_worker_that_joins_is_used(tmp_path: Path) -> None:
-    """CASES 35."""
+    """CASES 35. The first rank is held in its first step until the second one has work."""
     from distributed import Client, LocalCluster
 
-    made = recipe(slow(steps=60))
-    joined = threading.Event()
-    formed: list[GangFormed] = []
+    second = tmp_path / "second"
+    made = recipe(Held(mm.NVT(40), steps=10, dt=2.0, name="held", until=str(second)))
+    began = threading.Event()
+    ranks: set[str] = set()
 
     def listen(event: Any) -> None:
-        if isinstance(event, SegmentEnded):
-            joined.set()
         if isinstance(event, GangFormed):
-            formed.append(event)
+            ranks.update(event.ranks)
+            began.set()
+            if len(ranks) == 2:
+                second.touch()
 
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as growing,
         Client(growing) as own,
     ):
         campaign = made.start(
-            systems(8), tmp_path / "a.mill", client=own, **{**QUICK, "progress": listen, "max_atoms": 33}
+            systems(4), tmp_path / "a.mill", client=own, **{**QUICK, "progress": listen, "max_atoms": 33}
         )
-        assert joined.wait(LIMIT)
+        assert began.wait(LIMIT)
         growing.scale(2)
         campaign.wait(LIMIT)
-    assert len({rank for event in formed for rank in event.ranks}) == 2
-    assert_conserved(campaign, made, [f"ar-{k}" for k in range(8)])
+    assert len(ranks) == 2
+    assert second.exists()
+    assert_conserved(campaign, made, [f"ar-{k}" for k in range(4)])
