@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .atomic import remove_leftovers
-from .cluster import Address, check_members, default_ranks, members, own_cluster
+from .cluster import Address, check_members, default_ranks, members, own_cluster, wait_for_members
 from .errors import CampaignError
 from .events import CampaignEnded, Event
 from .folder import Folder
@@ -71,7 +71,7 @@ class Campaign(CampaignView):
         """See `Recipe.start`."""
         chosen = Options.of(options)
         Folder(out).refuse_campaign()
-        place = _place(recipe, client, ranks)
+        place = _place(recipe, client, ranks, chosen.worker_seconds)
         systems = structures_of(structures)
         folder = Folder.create(out)
         lock = folder.hold(new=True)
@@ -102,7 +102,7 @@ class Campaign(CampaignView):
             recipe, ledger = go_on(folder, recipe)
             try:
                 chosen = Options.of({**(ledger.meta("options") or {}), **options})
-                place = _place(recipe, client, ranks)
+                place = _place(recipe, client, ranks, chosen.worker_seconds)
             except BaseException:
                 ledger.close()
                 raise
@@ -293,8 +293,10 @@ def resume(
     return again.see_through()
 
 
-def _place(recipe: Recipe, client: Client | None, ranks: int | None) -> tuple[Address | None, int | None]:
-    """Where it will run, checked as far as can be without waiting."""
+def _place(
+    recipe: Recipe, client: Client | None, ranks: int | None, seconds: float
+) -> tuple[Address | None, int | None]:
+    """Where it will run, checked. A cluster that still fills is waited for at most so many seconds."""
     from .plan import ranks_of
 
     if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
@@ -309,10 +311,12 @@ def _place(recipe: Recipe, client: Client | None, ranks: int | None) -> tuple[Ad
             )
         return None, here
     address = Address.of(client)
-    if not client.asynchronous and client.scheduler is not None:
-        found = members(client.sync(client.scheduler.identity))
-        if found:
-            check_members(found, needed, ranks)
+    if client.asynchronous or client.scheduler is None:
+        return address, ranks
+    # Of none yet, the campaign waits for the first ones, while its user has it in hand already.
+    if members(client.sync(client.scheduler.identity)):
+        found = client.sync(wait_for_members, client.scheduler.identity, max(needed, ranks or 1), seconds)
+        check_members(found, needed, ranks)
     return address, ranks
 
 

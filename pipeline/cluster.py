@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import multiprocessing.spawn
-import os
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 #: The interface of our own scheduler, workers and dashboard: nobody else on the network reaches them.
 LOOPBACK = "127.0.0.1"
+
+#: Seconds without another worker after which a cluster that has some counts as full.
+GROWTH = 5.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,34 @@ def members(identity: dict[str, Any]) -> dict[str, Member]:
     }
 
 
+async def wait_for_members(
+    identity: Callable[[], Awaitable[dict[str, Any]]], wanted: int, seconds: float
+) -> dict[str, Member]:
+    """Who is there, as soon as `wanted` are. A cluster that still fills is given time.
+
+    One without any worker is waited for at most `seconds`; one that has some and has not grown for `GROWTH` seconds
+    will not, as far as can be told from here.
+
+    Args:
+        identity: asks the scheduler.
+        wanted: ranks.
+        seconds: at most.
+    """
+    began = grown = time.monotonic()
+    found: dict[str, Member] = {}
+    while True:
+        now = members(await identity())
+        moment = time.monotonic()
+        if len(now) > len(found):
+            grown = moment
+        found = now
+        if len(found) >= wanted or any(m.threads != 1 for m in found.values()):
+            return found
+        if moment - began > seconds or (found and moment - grown > GROWTH):
+            return found
+        await asyncio.sleep(0.2)
+
+
 def check_members(found: dict[str, Member], needed: int, asked: int | None) -> None:
     """Refuse a cluster that cannot run the campaign, before anything runs.
 
@@ -75,19 +107,24 @@ def check_members(found: dict[str, Member], needed: int, asked: int | None) -> N
             f"a rank is a worker with one thread, these have more: {', '.join(several[:5])}"
             f"{' …' if len(several) > 5 else ''}; start workers with --nthreads 1 (LocalCluster: threads_per_worker=1)"
         )
+    waited = f"(no other worker has come for {GROWTH:g} s; if some will, call client.wait_for_workers(...) first)"
     if asked is not None and asked > len(found):
-        raise CampaignError(f"{asked} ranks asked, the cluster has {len(found)}: ask for at most that, or add workers")
+        raise CampaignError(
+            f"{asked} ranks asked, the cluster has {len(found)}: ask for at most that, or add workers {waited}"
+        )
     here = len(found) if asked is None else asked
     if needed > here:
         raise CampaignError(
             f"a stage of the recipe asks for {needed} ranks, there are {here}: give it ranks={here} or fewer, "
-            "or give the campaign more"
+            f"or give the campaign more {waited if asked is None else ''}".rstrip()
         )
 
 
 def default_ranks() -> int:
-    """One rank a core that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """One rank a core that this process may use: by its affinity, and by the quota of its container."""
+    from dask.system import CPU_COUNT
+
+    return max(1, CPU_COUNT)
 
 
 @contextlib.asynccontextmanager
@@ -139,4 +176,4 @@ def _main_left_alone() -> Iterator[None]:
             multiprocessing.spawn.get_preparation_data = original
 
 
-__all__ = ["Address", "Member", "check_members", "default_ranks", "members", "own_cluster"]
+__all__ = ["Address", "Member", "check_members", "default_ranks", "members", "own_cluster", "wait_for_members"]

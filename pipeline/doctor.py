@@ -84,7 +84,9 @@ def devices() -> Iterator[Check]:
     """Cores, memory, GPUs, and how many ranks a local run would have."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from .cluster import default_ranks
+
+    cores = default_ranks()
     memory = psutil.virtual_memory()
     yield Check(
         "cpu", Verdict.OK, f"{cores} cores, {memory.total / 2**30:.0f} GiB ({memory.available / 2**30:.0f} free)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .claims import Claim, Claims
 from .cluster import Member, members
@@ -62,7 +62,11 @@ class Membership:
         self._paused: dict[str, float] = {}
 
     async def look(self) -> dict[str, Member]:
-        """Ask once.
+        """Who is there; errors as of `identity`."""
+        return members(await self.identity())
+
+    async def identity(self) -> dict[str, Any]:
+        """Ask the scheduler once.
 
         Raises:
             OSError, TimeoutError: the scheduler does not answer.
@@ -70,8 +74,7 @@ class Membership:
         scheduler = self.client.scheduler
         if scheduler is None:
             raise ConnectionError("the client has been closed")
-        identity = await asyncio.wait_for(scheduler.identity(), timeout=SCHEDULER_LIMIT)
-        return members(identity)
+        return await asyncio.wait_for(scheduler.identity(), timeout=SCHEDULER_LIMIT)
 
     def exclude(self, address: str) -> None:
         """Use this rank no more, though it is there."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .books import Books, Ended
 from .claims import Claim, Claims
-from .cluster import Address, check_members
+from .cluster import Address, check_members, wait_for_members
 from .errors import CampaignError
 from .events import CampaignStarted, Event, StageEnded, VisitEnded
 from .folder import Folder
@@ -126,11 +126,14 @@ class Program:
             on_leave=self._on_leave,
             on_change=self.changed.set,
         )
-        found = await self.membership.look()
+        needed, seconds = max(line.size for line in self.lines.values()), self.options.worker_seconds
+        found = await wait_for_members(self.membership.identity, max(needed, ranks or 1), seconds)
         if not found:
-            await self.client.wait_for_workers(1, timeout=self.options.worker_seconds)
-            found = await self.membership.look()
-        check_members(found, max(line.size for line in self.lines.values()), ranks)
+            raise CampaignError(
+                f"the cluster has no workers, and none has come within {seconds:g} s (worker_seconds): start some and "
+                f"go on with `mattermill resume {self.folder.path}`"
+            )
+        check_members(found, needed, ranks)
         await self._end_earlier_sessions()
         work = Work.of(self.recipe).pickled()
         plugin = RankPlugin(self.session, str(self.folder.path), work, self.options.device, own=self.own)
