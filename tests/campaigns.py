@@ -61,6 +61,19 @@ def raises(results: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held(mm.Produce):
+    """A produce stage that takes no step before a file is there (or two minutes have passed)."""
+
+    until: str = ""
+
+    def before_step(self, state: Any) -> None:
+        super().before_step(state)
+        deadline = time.monotonic() + 120
+        while not os.path.exists(self.until) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Deadly(mm.Produce):
     """A produce stage in which one system takes its process down."""
 
