@@ -356,7 +356,7 @@ class Batch:
 
     @classmethod
     def from_atoms(cls, atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None) -> Batch:
-        """From ASE Atoms; see `mattermill.domain.structures`. ids default to ``system-0``, ``system-1`` …"""
+        """From ASE Atoms; see `mattermill.domain.structures`. ids default to ``info["id"]``."""
         from .structures import from_atoms
 
         return from_atoms(atoms, ids)

@@ -50,8 +50,8 @@ class DomainParallel:
         grid: Sequence[int] | None = None,
         split_atoms: int = 500,
     ) -> None:
-        if skin < 0:
-            raise ValueError(f"skin must not be negative, is {skin} Å")
+        if not 0 <= skin < float("inf"):
+            raise ValueError(f"skin must be a number from 0, is {skin} Å")
         if split_atoms < 1:
             raise ValueError(f"split_atoms must be at least 1, is {split_atoms}")
         self.model, self.propagator = model, propagator

@@ -25,7 +25,7 @@ _KNOWN_ARRAYS = {"positions", "numbers", "momenta", "masses"}
 
 
 def from_atoms(atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None) -> Batch:
-    """A batch of these structures.
+    """A batch of these structures; their ids are, unless given, ``info["id"]`` or ``system-0``, ``system-1`` …
 
     Numeric per-atom arrays travel as per-atom fields, except those named like a field that the project keeps itself
     (forces, reference …). What JSON can say of `Atoms.info` is carried as info: arrays become lists. See
@@ -36,10 +36,18 @@ def from_atoms(atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None)
     """
     structures: list[Atoms] = [atoms] if hasattr(atoms, "get_positions") else list(atoms)  # type: ignore[list-item]
     if ids is None:
-        ids = [f"system-{k}" for k in range(len(structures))]
+        ids = _own_ids(structures)
     if len(ids) != len(structures):
         raise BatchError(f"{len(structures)} structures need as many ids, got {len(ids)}")
     return Batch.concat(_one(a, i) for a, i in zip(structures, ids, strict=True))
+
+
+def _own_ids(structures: Sequence[Atoms]) -> list[str]:
+    """What the structures call themselves in ``info["id"]``, if they all do and differ; else numbers."""
+    named = [atoms.info.get("id") for atoms in structures]
+    if all(isinstance(name, str) and name for name in named) and len(set(named)) == len(named):
+        return [str(name) for name in named]
+    return [f"system-{k}" for k in range(len(structures))]
 
 
 def _one(atoms: Atoms, system_id: str) -> Batch:
@@ -146,8 +154,12 @@ def lower_triangular(cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         Vectors as rows turn as ``v @ rotation``. Vectors of no length (molecules, slabs without a vacuum vector)
         stay so, and the others turn as if the missing ones stood perpendicular to them. A left-handed cell keeps
         its hand: its third diagonal element is negative, as mirroring would change the structure. Vectors that
-        depend on each other span no cell and are returned as they are, with the identity.
+        depend on each other span no cell and are returned as they are, with the identity; so is a cell that is not
+        finite.
     """
+    if not np.isfinite(cell).all():
+        # Nothing can be turned: the intake names it, and no other system is touched.
+        return cell.copy(), np.eye(3)
     full = _completed(cell)
     if np.linalg.matrix_rank(full) < 3:
         return cell.copy(), np.eye(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def require_ensemble(ensemble: object) -> None:
 
 def require_count(value: int, name: str, least: int = 1) -> None:
     """Refuse a count that is not a whole number >= least."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, is {value!r}")
 
 

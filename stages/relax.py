@@ -32,6 +32,7 @@ class Relax(Stage):
         cell: ``"fixed"``, or ``"isotropic"``: the cell scales, its shape is kept. (``"full"`` is to come.)
         smax: GPa; with a moving cell, the deviation of the pressure from `pressure` must be below. 0.01 GPa leaves soft
             crystals such as the noble gases (bulk moduli of 1 to 3 GPa) within 1 % of the volume; hard ones far closer.
+            A crystal stretched until its atoms hardly feel each other meets any such criterion: look at its energy.
         pressure: GPa, compression positive; only with a moving cell.
         max_steps: after these the system leaves as `unconverged`.
         every: steps between frames of a trajectory; 0: none.

@@ -13,6 +13,7 @@ import torch
 from ..domain.batch import Batch
 from ..domain.mesh import Mesh
 from ..domain.runner import DomainParallel
+from .ensembles import require_count
 from .fields import without_visit
 from .inbox import Inbox
 from .intake import begin, is_under_way
@@ -61,6 +62,7 @@ class StageRun:
         chosen = stage.model if stage.model is not None else model
         if chosen is None:
             raise ValueError(f"stage {stage.name!r} needs a model: give it one, or the recipe")
+        require_count(seed, "seed", least=0)
         self.stage, self.model, self.seed = stage, chosen, seed
         self.mesh = mesh or Mesh.single()
         self.reporter = reporter or NoReporter()

@@ -47,7 +47,7 @@ def evaluate(model: Model, atoms: Systems, *, mesh: Mesh | None = None) -> Batch
     batch = as_batch(atoms)
     reasons = {single.ids[0]: why_not(single, model) for single in batch.to("cpu").split()}
     refused = [f"{i}: {reason}" for i, reason in reasons.items() if reason is not None]
-    mesh.broadcast_object(ValueError("cannot be evaluated: " + "; ".join(refused)) if refused else None)
+    mesh.broadcast_object(ValueError(f"cannot be evaluated: {_some(refused)}") if refused else None)
     with DomainParallel(model, Still(), mesh, skin=0.0) as runner:
         runner.admit(batch if mesh.is_lead else None)
         whole = runner.gather()
@@ -186,12 +186,18 @@ def _run(
     states = states.select(batch.ids)
     failed = [f"{i}: {ends[i].reason}" for i in states.ids if ends[i].status is Status.failed]
     if failed and run.mesh.is_lead:
-        warnings.warn(f"{len(failed)} of {len(states)} systems failed: " + "; ".join(failed), stacklevel=3)
+        warnings.warn(f"{len(failed)} of {len(states)} systems failed: {_some(failed)}", stacklevel=3)
     info = [
         {**one, "status": str(ends[i].status), "reason": ends[i].reason}
         for i, one in zip(states.ids, states.info, strict=True)
     ]
     return states.with_fields(info=info)
+
+
+def _some(reasons: Sequence[str], most: int = 5) -> str:
+    """The first few of these in a sentence; a campaign's worth of reasons is nothing to read in a warning."""
+    more = f"; and {len(reasons) - most} more, see the batch's info" if len(reasons) > most else ""
+    return "; ".join(reasons[:most]) + more
 
 
 __all__ = ["Simulation", "Systems", "as_batch", "evaluate", "relax", "simulate"]

@@ -34,10 +34,10 @@ def noble_gases(
     ========  =========  ========
     species   ε, meV     σ, Å
     ========  =========  ========
-    Ne         3.12      2.74
-    Ar        10.42      3.40
-    Kr        14.04      3.65
-    Xe        19.97      3.98
+    Ne         3.12075   2.74
+    Ar        10.42332   3.40
+    Kr        14.04340   3.65
+    Xe        19.97283   3.98
     ========  =========  ========
 
     Source: N. Bernardes, Phys. Rev. 112, 1534 (1958), gas-phase data, as tabulated for the inert gas crystals by

@@ -243,3 +243,22 @@ def test_turning_has_the_same_bits_for_every_row(n):
 def test_as_many_ids_as_structures():
     with pytest.raises(BatchError, match="2 structures need as many ids, got 1"):
         Batch.from_atoms([bulk("Ar"), bulk("Kr")], ["a"])
+
+
+def test_a_cell_that_is_not_finite_leaves_the_others_alone() -> None:
+    good, bad = bulk("Ar", "fcc", 5.4), bulk("Ar", "fcc", 5.4)
+    cell = bad.cell.array.copy()
+    cell[0, 0] = np.nan
+    bad.set_cell(cell)
+    batch = Batch.from_atoms([good, bad])
+    assert np.isfinite(batch.cell[0].numpy()).all()
+    assert np.isnan(batch.cell[1].numpy()).any()
+
+
+def test_structures_keep_the_names_they_have() -> None:
+    one, other = bulk("Ar", "fcc", 5.4), bulk("Kr", "fcc", 5.7)
+    one.info["id"], other.info["id"] = "mine", "yours"
+    assert Batch.from_atoms([one, other]).ids == ("mine", "yours")
+    assert Batch.from_atoms([one, other]).to_atoms()[0].info["id"] == "mine"
+    other.info["id"] = "mine"
+    assert Batch.from_atoms([one, other]).ids == ("system-0", "system-1")

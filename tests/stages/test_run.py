@@ -267,6 +267,27 @@ def test_by_hand_failures_are_in_the_info_and_warned_about() -> None:
         mm.evaluate(MODEL, [])
 
 
+def test_a_cell_that_is_not_finite_fails_its_system_only() -> None:
+    bad = argon()
+    bad.set_cell(bad.cell.array * np.nan)
+    with pytest.warns(UserWarning, match="1 of 2 systems failed: system-1: the cell is not finite"):
+        relaxed = mm.relax(MODEL, [argon(), bad], max_steps=2)
+    assert [info["status"] for info in relaxed.info] == ["unconverged", "failed"]
+
+
+def test_a_warning_of_many_failures_stays_readable() -> None:
+    with pytest.warns(UserWarning, match="40 of 40 systems failed") as caught:
+        mm.relax(MODEL, [helium() for _ in range(40)])
+    assert len(str(caught[0].message)) < 1_000
+    assert "and 35 more" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "0"])
+def test_a_seed_that_is_none_is_refused(seed: object) -> None:
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        mm.simulate(MODEL, argon(), mm.NVT(10), steps=1, seed=seed)  # type: ignore[arg-type]
+
+
 def test_results_that_raise_fail_their_system_only() -> None:
     from mattermill.stages.equilibrate import Equilibrate
 
