@@ -13,6 +13,9 @@ from dataclasses import dataclass
 #: Below so many atoms a step costs mostly its overhead: no smaller share is made on purpose.
 SMALL_SHARE = 1_000
 
+#: A gang is handed so many times what it has room for, so that it refills inside a segment without asking.
+HAND_OUT = 1.5
+
 #: A gang takes more in when less than this part of its aim is aboard.
 REFILL_BELOW = 0.5
 
@@ -33,20 +36,22 @@ class Load:
 
 
 def aim(load: Load, max_atoms: float) -> float:
-    """How many atoms one gang should have aboard."""
+    """How many atoms one gang that has room for `max_atoms` should have aboard or at hand."""
+    most = HAND_OUT * max_atoms
     if load.servers == 1:
-        return max_atoms
+        return most
     even = (load.waiting + load.aboard) / load.servers
-    return min(max_atoms, max(even / 2, SMALL_SHARE))
+    return min(most, max(even / 2, SMALL_SHARE))
 
 
 def room(load: Load, aboard: int, max_atoms: float) -> float:
-    """How many atoms a gang that has `aboard` should take in now; 0 for none.
+    """How many atoms a gang that has `aboard` (or at hand) should take in now; 0 for none.
 
-    A gang that is nearly empty refills to its aim; one that is half full waits, so that others find work.
+    A gang that is nearly empty refills to its aim; one that is half full waits, so that others find work. Where there
+    is enough for all, it refills as soon as it has nothing at hand.
     """
     goal = aim(load, max_atoms)
-    if aboard and load.servers > 1 and aboard > REFILL_BELOW * goal:
+    if aboard and load.servers > 1 and aboard > (max_atoms if goal > max_atoms else REFILL_BELOW * goal):
         return 0.0
     return max(0.0, goal - aboard)
 

@@ -89,9 +89,23 @@ def test_full_from_its_capacity_on() -> None:
     assert stream.is_full
 
 
-def test_a_lone_gang_takes_all_it_has_room_for() -> None:
-    assert room(Load(waiting=90_000, aboard=0, servers=1), 0, 50_000) == 50_000
-    assert room(Load(waiting=90_000, aboard=0, servers=1), 49_000, 50_000) == 1_000
+def test_a_lone_gang_takes_all_it_has_room_for_and_some_at_hand() -> None:
+    assert room(Load(waiting=90_000, aboard=0, servers=1), 0, 50_000) == 75_000
+    assert room(Load(waiting=90_000, aboard=49_000, servers=1), 49_000, 50_000) == 26_000
+
+
+def test_where_there_is_enough_for_all_everybody_has_some_at_hand() -> None:
+    load = Load(waiting=1_000_000, aboard=0, servers=4)
+    assert room(load, 0, 50_000) == 75_000
+    # Full, with something at hand: nothing. Nothing at hand any more: it is handed some.
+    assert room(load, 60_000, 50_000) == 0
+    assert room(load, 45_000, 50_000) == 30_000
+
+
+def test_what_is_at_hand_is_never_taken_from_another() -> None:
+    """Four gangs, and hardly more work than they have room for: nobody gets more than half an even share."""
+    load = Load(waiting=200_000, aboard=0, servers=4)
+    assert room(load, 0, 50_000) == 25_000
 
 
 def test_shares_leave_something_for_others() -> None:
