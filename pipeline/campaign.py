@@ -17,7 +17,7 @@ from .cluster import Address, check_members, default_ranks, members, own_cluster
 from .errors import CampaignError
 from .events import CampaignEnded, Event
 from .folder import Folder
-from .intake import begin, go_on, structures_of
+from .intake import begin, go_on, structures_of, sweep
 from .options import Options
 from .progress import Listener, listener
 from .view import CampaignView
@@ -103,6 +103,7 @@ class Campaign(CampaignView):
             try:
                 chosen = Options.of({**(ledger.meta("options") or {}), **options})
                 place = _place(recipe, client, ranks, chosen.worker_seconds)
+                sweep(folder, ledger)
             except BaseException:
                 ledger.close()
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ..domain.batch import Batch
     from ..domain.reading import Structures
     from .recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 #: Input states go into files of about so many atoms and at most so many systems.
 FILE_ATOMS, FILE_SYSTEMS = 200_000, 500
@@ -97,6 +100,24 @@ def go_on(folder: Folder, recipe: Recipe | None) -> tuple[Recipe, Ledger]:
     return recipe, ledger
 
 
+def sweep(folder: Folder, ledger: Ledger) -> int:
+    """Remove states that no visit needs: what gangs wrote whose report came too late. Only under the folder's lock.
+
+    The input and the final states of every stage stay. Returns how many files went.
+    """
+    used = ledger.files_in_use()
+    removed = 0
+    for path in (*folder.handoff.rglob("*.npz"), *folder.checkpoints.rglob("*.npz")):
+        if folder.relative(path) in used or path.match(f"{folder.handoff.name}/input/input-*.npz"):
+            continue
+        try:
+            path.unlink(missing_ok=True)
+            removed += 1
+        except OSError as error:
+            logger.warning("%s is not needed and cannot be removed: %s", path, error)
+    return removed
+
+
 def stored_recipe(folder: Folder) -> dict[str, Any]:
     """The document recipe.json. Raises `CampaignError` where there is none that can be read."""
     try:
@@ -146,4 +167,4 @@ def _provenance() -> dict[str, Any]:
     return {"versions": versions, "python": sys.version.split()[0], "command": sys.argv}
 
 
-__all__ = ["begin", "go_on", "stored_recipe", "structures_of"]
+__all__ = ["begin", "go_on", "stored_recipe", "structures_of", "sweep"]
