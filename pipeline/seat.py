@@ -39,7 +39,8 @@ class Seat:
         self._store = store  # the lead's serves the others: it must live as long as the gang
         node = work.stages[post.stage]
         self.filters = work.filters_behind(post.stage)
-        self.reporter = TrajectoryReporter(folder, post.stage)
+        keep = node.stage.frame_fields
+        self.reporter = TrajectoryReporter(folder, post.stage, velocities="velocities" in keep, forces="forces" in keep)
         self.run: StageRun = StageRun(
             node.stage,
             node.model,

@@ -110,6 +110,17 @@ def test_a_stage_may_be_called_input(client: Any, tmp_path: Path) -> None:
     assert statuses(campaign, "b") == {"finished": 2}
 
 
+def test_a_stage_may_keep_velocities_and_forces(client: Any, tmp_path: Path) -> None:
+    made = recipe(produce("bare", steps=10) >> produce("all", steps=10, velocities=True, forces=True))
+    campaign = run(made, systems(1), tmp_path / "a.mill", client)
+    with campaign.trajectory("ar-0", "bare") as bare, campaign.trajectory("ar-0", "all") as kept:
+        assert {"velocities", "forces"} & set(bare) == set()
+        last = campaign.structures("all")
+        assert np.allclose(kept["velocities"][-1], last.velocities * 1e3, rtol=1e-5, atol=1e-4)  # Å/fs -> Å/ps
+        kcal = 4.184 / 96.48533212  # eV, from the Faraday constant
+        assert np.allclose(kept["forces"][-1] * kcal, last.forces, rtol=1e-5, atol=1e-5)
+
+
 def test_batches_move_peer_to_peer(client: Any, tmp_path: Path) -> None:
     made = recipe(mm.Relax(fmax=0.05, max_steps=30) >> produce())
     campaign = run(made, systems(4), tmp_path / "a.mill", client)
@@ -251,11 +262,20 @@ def _pending(campaign: Any) -> list[Any]:
 
 
 def test_resume_of_what_has_ended_does_nothing(client: Any, tmp_path: Path) -> None:
-    made = recipe(produce())
+    made = recipe(produce("first") >> produce())
     campaign = run(made, systems(2), tmp_path / "a.mill", client)
     before = campaign.summary["produce"]["ended"].values.tolist()
+    files = sorted(campaign.folder.handoff.rglob("*.npz"))
+    # What a gang wrote whose campaign was killed before it could record it.
+    orphans = [campaign.folder.handoff_file("first", "dead-1"), campaign.folder.checkpoint_file("gone", "dead-2")]
+    for orphan in orphans:
+        orphan.parent.mkdir(exist_ok=True)
+        orphan.write_bytes(b"x")
     again = mm.resume(campaign.path, progress=False)
     assert again.summary["produce"]["ended"].values.tolist() == before
+    assert not any(orphan.exists() for orphan in orphans)
+    assert sorted(campaign.folder.handoff.rglob("*.npz")) == files
+    assert again.structures("first").ids == again.structures("produce").ids == ("ar-0", "ar-1")
 
 
 def test_a_lock_of_another_host_is_overcome_by_force(client: Any, tmp_path: Path) -> None:
