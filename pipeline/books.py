@@ -9,7 +9,6 @@ from .claims import Claim
 from .ledger import Checkpointed, Entry, Finished
 from .orders import Report, StateFile
 from .plan import Plan
-from .stream import Parcel, Ticket
 
 #: Statuses that stop a system where `strict` asks for it.
 UNFINISHED = frozenset({"unconverged", "unequilibrated"})
@@ -119,8 +118,4 @@ def _holding(system: str, *files: StateFile | None) -> StateFile | None:
     return next((f for f in files if f is not None and system in f.ids), None)
 
 
-def tickets_of(systems: Sequence[str], atoms: Mapping[str, int], parcel: Parcel) -> list[Ticket]:
-    return [Ticket(system, atoms[system], parcel) for system in systems]
-
-
-__all__ = ["Books", "Ended", "Posting", "tickets_of"]
+__all__ = ["Books", "Ended", "Posting"]

@@ -18,7 +18,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -265,9 +264,4 @@ def _rows_of(
     return array
 
 
-def forget(path: str | os.PathLike[str]) -> None:
-    """Remove a file that nobody needs any more; one that is gone already is fine."""
-    Path(path).unlink(missing_ok=True)
-
-
-__all__ = ["FORMAT", "VERSION", "DamagedFile", "Header", "forget", "read_batch", "read_header", "write_batch"]
+__all__ = ["FORMAT", "VERSION", "DamagedFile", "Header", "read_batch", "read_header", "write_batch"]

@@ -367,12 +367,10 @@ def _finish(db: sqlite3.Connection, entry: Finished, now: str) -> None:
         ),
     )
     db.execute("DELETE FROM checkpoints WHERE system = ? AND stage = ?", key)
-    for stage in entry.next_stages:
-        db.execute(
-            "INSERT OR IGNORE INTO visits (system, stage, parent, n_atoms, queued, input_file, input_digest) "
-            "SELECT system, ?, stage, n_atoms, ?, ?, ? FROM visits WHERE system = ? AND stage = ?",
-            (stage, now, entry.file, entry.digest, *key),
-        )
+    if entry.next_stages:
+        n_atoms = db.execute("SELECT n_atoms FROM visits WHERE system = ? AND stage = ?", key).fetchone()[0]
+        for stage in entry.next_stages:
+            _queue(db, Queued(entry.system, stage, n_atoms, entry.file, entry.digest, parent=entry.stage), now)
 
 
 def _return(db: sqlite3.Connection, entry: Returned, now: str) -> None:

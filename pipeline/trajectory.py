@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,10 @@ from typing import Any
 import numpy as np
 
 from ..domain.batch import Batch
+from ..domain.units import KCAL_PER_MOL, PS
 from . import cdf2
-from .records import RecordFile, check_variables, read_columns, read_header, whole_records
+from .records import RecordFile, check_variables, read_header, whole_records
 
-#: kcal/mol per eV: the Faraday constant in C/mol (CODATA 2018, exact) over 4184 J/kcal.
-KCAL_PER_EV = 96485.33212 / 4184.0
-#: Å/ps per Å/fs, and ps per fs.
-FS_PER_PS = 1000.0
 #: Cell length that every reader takes for none, see above.
 NO_CELL = 1e-9
 
@@ -167,7 +163,7 @@ def frame_values(host: HostBatch, index: int) -> dict[str, Any]:
     cell, pbc = systems["cell"][index], systems["pbc"][index]
     lengths, angles = cell_parameters(cell, pbc)
     values = {
-        "time": step * timestep / FS_PER_PS,
+        "time": step * timestep / PS,
         "step": step,
         "coordinates": host.rows("positions", index),
         "cell_lengths": lengths,
@@ -179,9 +175,9 @@ def frame_values(host: HostBatch, index: int) -> dict[str, Any]:
         "pressure": host.scalar("pressure", index),
     }
     if "velocities" in host.atoms:
-        values["velocities"] = host.rows("velocities", index) * FS_PER_PS
+        values["velocities"] = host.rows("velocities", index) * PS
     if "forces" in host.atoms:
-        values["forces"] = host.rows("forces", index) * KCAL_PER_EV
+        values["forces"] = host.rows("forces", index) / KCAL_PER_MOL
     return values
 
 
@@ -276,9 +272,4 @@ def count_frames(path: str | os.PathLike[str]) -> int:
     return whole_records(path, read_header(path))
 
 
-def read_series(path: str | os.PathLike[str]) -> Mapping[str, np.ndarray]:
-    """time (ps), step, potential_energy, temperature, pressure of every frame, without the coordinates."""
-    return read_columns(path, ["time", "step", "potential_energy", "temperature", "pressure"])
-
-
-__all__ = ["KCAL_PER_EV", "HostBatch", "Trajectory", "cell_parameters", "count_frames", "frame_values", "read_series"]
+__all__ = ["HostBatch", "Trajectory", "cell_parameters", "count_frames", "frame_values"]
