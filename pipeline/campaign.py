@@ -290,8 +290,24 @@ def resume(
     **options: Any,
 ) -> Campaign:
     """Go on with a campaign that was stopped or killed, to its end; see `start_again` and `Recipe.run`."""
+    refuse_to_block(client, "mattermill.pipeline.campaign.start_again(...)")
     again = start_again(path, recipe, client=client, ranks=ranks, progress=progress, force=force, **options)
     return again.see_through()
+
+
+def refuse_to_block(client: Client | None, instead: str) -> None:
+    """Waiting inside the event loop that an asynchronous client lives in would wait for ever.
+
+    Raises:
+        CampaignError: that is what would happen; says what to call instead.
+    """
+    if client is None or not client.asynchronous:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise CampaignError(f"this call would block the event loop that its client needs: use `await {instead}`")
 
 
 def _place(

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .lock import Lock
+from .lock import Lock, read_holder
 
 #: Longest file name (without its ending) made from an id; file systems allow 255 bytes.
 NAME_LIMIT = 100
@@ -89,7 +89,7 @@ class Folder:
         lock = Lock.acquire(self.lock, force=force)
         try:
             if new:
-                self.refuse_campaign()
+                self.refuse_campaign(lock)
         except FolderError:
             lock.release()
             raise
@@ -99,11 +99,15 @@ class Folder:
     def holds_campaign(self) -> bool:
         return self.recipe.exists() or self.ledger.exists()
 
-    def refuse_campaign(self) -> None:
-        """Raise a `FolderError` unless a new campaign can start here."""
+    def refuse_campaign(self, mine: Lock | None = None) -> None:
+        """Raise a `FolderError` unless a new campaign can start here; `mine` is the lock, if held already."""
         if self.path.exists() and not self.path.is_dir():
             raise FolderError(f"{self.path} is a file, not a folder: choose another path")
         if self.holds_campaign:
+            holder = read_holder(self.lock)
+            others = holder is not None and (mine is None or holder.token != mine.holder.token)
+            if holder is not None and others and holder.is_gone() is False:
+                raise FolderError(f"{self.path} holds a campaign that runs, by {holder}: choose another path")
             raise FolderError(
                 f"{self.path} already holds a campaign: go on with it by `mattermill resume {self.path}`, "
                 "or choose another path"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .books import Books, Ended
 from .claims import Claim, Claims
-from .cluster import Address, check_members, wait_for_members
+from .cluster import Address, check_members, members, wait_for_members
 from .errors import CampaignError
 from .events import CampaignStarted, Event, StageEnded, VisitEnded
 from .folder import Folder
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the state of things when nothing happens.
 TICK = 0.5
+
+#: Times that the workers are asked to take the plugin, while some of them die.
+PLUGIN_ATTEMPTS = 10
 
 #: Key of the ledger's `meta` with the sessions whose plugins may still be on the workers of a user's cluster.
 SESSIONS = "sessions"
@@ -137,9 +140,28 @@ class Program:
         await self._end_earlier_sessions()
         work = Work.of(self.recipe).pickled()
         plugin = RankPlugin(self.session, str(self.folder.path), work, self.options.device, own=self.own)
-        await self.client.register_plugin(plugin)
-        self.membership.update(found)
+        await self._seat(plugin)
+        self.membership.update(members(await self.membership.identity()))
         self._load()
+
+    async def _seat(self, plugin: RankPlugin) -> None:
+        """Put the plugin on every worker, now and in future. One that dies meanwhile is only a reason to ask again.
+
+        Raises:
+            CampaignError: the workers do not take it.
+        """
+        for attempt in range(PLUGIN_ATTEMPTS):
+            try:
+                await self.client.register_plugin(plugin)
+                return
+            except OSError as error:  # distributed's CommClosedError is one
+                logger.warning("a worker went while it was being prepared: %s", error)
+                trouble = error
+                await asyncio.sleep(TICK * (attempt + 1))
+        raise CampaignError(
+            f"the workers could not be prepared ({trouble}): see why they die, then go on with "
+            f"`mattermill resume {self.folder.path}`"
+        ) from trouble
 
     async def _end_earlier_sessions(self) -> None:
         """Take the seats away that a campaign process which was killed has left on a cluster that outlived it."""

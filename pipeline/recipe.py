@@ -129,6 +129,9 @@ class Recipe:
             FolderError: `out` holds a campaign already.
             KeyboardInterrupt: interrupted; everything can be resumed.
         """
+        from .campaign import refuse_to_block
+
+        refuse_to_block(client, "recipe.start(...)")
         campaign = self.start(structures, out, client=client, ranks=ranks, progress=progress, **options)
         return campaign.see_through()
 

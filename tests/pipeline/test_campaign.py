@@ -343,6 +343,44 @@ def test_an_asynchronous_client_serves(cluster: Any, tmp_path: Path) -> None:
     assert asyncio.run(main()) == {"finished": 2}
 
 
+def test_a_call_that_would_block_its_own_client_is_refused(cluster: Any, tmp_path: Path) -> None:
+    from distributed import Client
+
+    made = recipe(produce())
+
+    async def main() -> None:
+        async with Client(cluster.scheduler_address, asynchronous=True) as own:
+            with pytest.raises(mm.CampaignError, match=r"would block the event loop.*await recipe.start"):
+                made.run(systems(1), tmp_path / "a.mill", client=own)
+            with pytest.raises(mm.CampaignError, match="would block the event loop"):
+                mm.resume(tmp_path / "a.mill", client=own)
+
+    asyncio.run(main())
+    assert not (tmp_path / "a.mill").exists()
+
+
+def test_a_worker_that_goes_while_it_is_prepared_is_asked_again(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed import Client
+    from distributed.comm import CommClosedError
+
+    whole, asked = Client.register_plugin, []
+
+    def register_plugin(self: Any, plugin: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(plugin, RankPlugin):
+            return whole(self, plugin, *arguments, **options)
+        asked.append(plugin)
+        if len(asked) < 3:
+            raise CommClosedError("in <TCP (closed) ConnectionPool.register_worker_plugin>: Stream is closed")
+        return whole(self, plugin, *arguments, **options)
+
+    monkeypatch.setattr(Client, "register_plugin", register_plugin)
+    campaign = recipe(produce()).start(systems(2), tmp_path / "a.mill", client=client, **QUICK).wait(LIMIT)
+    assert statuses(campaign, "produce") == {"finished": 2}
+    assert len(asked) == 3
+
+
 def test_nothing_stays_on_the_workers(client: Any, tmp_path: Path) -> None:
     run(recipe(produce(ranks=2)), systems(2), tmp_path / "a.mill", client)
     plugins = client.run(lambda dask_worker: [n for n in dask_worker.plugins if n.startswith("mattermill")])

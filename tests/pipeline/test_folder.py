@@ -86,6 +86,15 @@ def test_ledger_entries_cannot_point_outside(tmp_path):
 # --- beginning ----------------------------------------------------------------------------------------------------
 
 
+def test_a_campaign_that_runs_is_named_to_whoever_wants_its_folder(tmp_path):
+    folder = Folder.create(tmp_path / "a.mill")
+    folder.recipe.write_text("{}")
+    with folder.hold(), pytest.raises(FolderError, match=rf"runs, by process {os.getpid()} .*{socket.gethostname()}"):
+        Folder.create(tmp_path / "a.mill")
+    with pytest.raises(FolderError, match="already holds a campaign: go on"):
+        Folder.create(tmp_path / "a.mill")
+
+
 def test_a_folder_that_holds_a_campaign_is_refused(tmp_path):
     folder = Folder.create(tmp_path / "a.mill")
     Folder.create(tmp_path / "a.mill")  # nothing has begun yet: a crash between here and the recipe is harmless
