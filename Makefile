@@ -39,6 +39,7 @@ bench: $(VENV)/.stamp-dev
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/lj_step.py
 	$(BIN)/python benchmarks/batched_vs_solo.py
+	$(BIN)/python benchmarks/runner_overhead.py
 
 wheel: $(VENV)/.stamp-dev
 	rm -rf build/lib build/bdist.*
