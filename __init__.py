@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .domain import models
-    from .domain.batch import Batch, BatchError, Field, declare_field
+    from .domain.batch import Batch
+    from .domain.fields import BatchError, Field, declare_field
     from .domain.mesh import Mesh, MeshError
     from .domain.reading import Structures, read
     from .domain.runner import DomainParallel
@@ -36,13 +37,13 @@ __version__ = "0.1.0"
 #: Module of each public name. The imports above say the same to type checkers; tests/test_package.py compares them.
 _HOME = {
     "Batch": ".domain.batch",
-    "BatchError": ".domain.batch",
+    "BatchError": ".domain.fields",
     "Campaign": ".pipeline.campaign",
     "CampaignError": ".pipeline.errors",
     "DamagedFile": ".pipeline.handoff",
     "DomainParallel": ".domain.runner",
     "Equilibrate": ".stages.equilibrate",
-    "Field": ".domain.batch",
+    "Field": ".domain.fields",
     "Filter": ".pipeline.recipe",
     "Heat": ".stages.heat",
     "LockedError": ".pipeline.lock",
@@ -58,7 +59,7 @@ _HOME = {
     "Stage": ".stages.stage",
     "Status": ".stages.stage",
     "Structures": ".domain.reading",
-    "declare_field": ".domain.batch",
+    "declare_field": ".domain.fields",
     "evaluate": ".stages.simulate",
     "open_campaign": ".pipeline.results",
     "read": ".domain.reading",

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batch import FIELDS, Batch, fill_rows
+from .batch import Batch
+from .fields import FIELDS, fill_rows
 from .migrate import take_rows
 from .neighbors import full_box
 from .resident import Resident, Splitting

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .batch import Batch, BatchError, is_own_name
+from .batch import Batch
+from .fields import BatchError, is_own_name
 from .structures import from_atoms, not_taken_along
 
 if TYPE_CHECKING:

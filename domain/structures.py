@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .batch import Batch, BatchError, is_own_name, plain
+from .batch import Batch, plain
+from .fields import BatchError, is_own_name
 
 if TYPE_CHECKING:
     from ase import Atoms

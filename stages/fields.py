@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from ..domain.batch import Batch, declare_own_field
+from ..domain.batch import Batch
+from ..domain.fields import declare_own_field
 
 #: Fields of a visit in progress: not handed to the next stage.
 VISIT_FIELDS: set[str] = {"reference", "reference_cell"}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..domain.batch import FIELDS, REQUIRED, Batch, is_own_name
+from ..domain.batch import Batch
+from ..domain.fields import FIELDS, REQUIRED, is_own_name
 from .fields import without_visit
 
 if TYPE_CHECKING:

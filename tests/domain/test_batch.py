@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mattermill.domain.batch import FIELDS, Batch, BatchError, declare_field, fill_rows, plain
+from mattermill.domain.batch import Batch, plain
+from mattermill.domain.fields import FIELDS, BatchError, declare_field, fill_rows
 
 SETTINGS = settings(max_examples=40, deadline=None)
 

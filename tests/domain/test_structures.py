@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mattermill as mm
-from mattermill.domain.batch import FIELDS, Batch, BatchError, declare_field
+from mattermill.domain.batch import Batch
+from mattermill.domain.fields import FIELDS, BatchError, declare_field
 from mattermill.domain.structures import ASE_TIME_FS, lower_triangular, not_taken_along, turned
 
 SETTINGS = settings(max_examples=60, deadline=None)
@@ -178,7 +179,7 @@ def test_what_is_not_taken_along_is_named():
 
 def test_names_of_our_own_fields_are_kept_for_us():
     """Also those that stages declare, once they are imported."""
-    from mattermill.domain.batch import is_own_name
+    from mattermill.domain.fields import is_own_name
     from mattermill.stages.fields import VISIT_FIELDS
 
     assert {name for name in (*VISIT_FIELDS, "forces", "ids", "pressure") if not is_own_name(name)} == set()
