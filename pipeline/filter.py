@@ -19,6 +19,9 @@ from .expression import Expression, ExpressionError
 if TYPE_CHECKING:
     from ..stages.reporter import Outcome
 
+#: Names that a predicate finds besides the results.
+ALWAYS_THERE = ("system", "status", "steps", "n_atoms")
+
 Predicate = str | Callable[[Mapping[str, Any]], bool]
 
 _WORDS = {"<=": "le", ">=": "ge", "==": "is", "!=": "isnt", "<": "below", ">": "above", "*": "times", "/": "by"}
@@ -92,7 +95,7 @@ def judge(sieves: Sequence[Sieve], outcome: Outcome) -> dict[str, bool | str]:
     Returns:
         True, False, or as text why there is no answer. An error in a user's function stops its system, not the gang.
     """
-    results = {
+    results = {  # with what `ALWAYS_THERE` names
         **outcome.results,
         "system": outcome.id,
         "status": str(outcome.status),
@@ -113,4 +116,4 @@ def judge(sieves: Sequence[Sieve], outcome: Outcome) -> dict[str, bool | str]:
     return answers
 
 
-__all__ = ["Filter", "Predicate", "Sieve", "judge"]
+__all__ = ["ALWAYS_THERE", "Filter", "Predicate", "Sieve", "judge"]

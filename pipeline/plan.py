@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..stages.graph import Node, Piece
 from .errors import RecipeError
-from .filter import Filter, Sieve
+from .expression import Expression
+from .filter import ALWAYS_THERE, Filter, Sieve
 
 if TYPE_CHECKING:
     from ..domain.models.base import Model
@@ -126,6 +129,33 @@ def check_stages(plan: Plan, model: Model | None) -> None:
             raise RecipeError(f"ranks of stage {name!r} must be a whole number from 1 or 'auto', is {stage.ranks!r}")
 
 
+def check_filters(plan: Plan) -> None:
+    """A filter that asks for a result which its stage will never give is told now, not when the stage has run.
+
+    What a stage of the user's own with `results` of its own gives is not known here; nor what a function asks for.
+    """
+    from ..stages.stage import Stage
+
+    for name, stage in plan.stages.items():
+        if type(stage).results is Stage.results:
+            _check_sieves(plan.sieves_behind(name), name)
+
+
+def _check_sieves(sieves: Sequence[Sieve], stage: str) -> None:
+    from ..stages.result_units import UNITS
+
+    known = {*UNITS, *ALWAYS_THERE}
+    for sieve in sieves:
+        if isinstance(sieve.filter.predicate, str):
+            for missing in sorted(Expression(sieve.filter.predicate).names - known):
+                near = difflib.get_close_matches(missing, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+                raise RecipeError(
+                    f"filter {sieve.filter.name!r} asks for {missing!r}, which stage {stage!r} does not give: {hint}"
+                )
+        _check_sieves(sieve.behind, stage)
+
+
 def ranks_of(stage: Stage) -> int:
     """Ranks that one gang of the stage has. `auto` is one for now: the smallest sub-mesh there is."""
     return 1 if stage.ranks == "auto" else int(stage.ranks)
@@ -178,4 +208,4 @@ def _brief(node: Node) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
-__all__ = ["Plan", "check_stages", "ranks_of"]
+__all__ = ["Plan", "check_filters", "check_stages", "ranks_of"]

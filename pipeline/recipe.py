@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..stages.graph import Part, Piece, piece
 from .errors import RecipeError
 from .filter import Filter
-from .plan import Plan, check_stages
+from .plan import Plan, check_filters, check_stages
 
 if TYPE_CHECKING:
     import os
@@ -54,6 +54,7 @@ class Recipe:
         except TypeError as error:
             raise RecipeError(str(error)) from None
         check_stages(self.plan, self.model)
+        check_filters(self.plan)
 
     @cached_property
     def plan(self) -> Plan:

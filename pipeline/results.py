@@ -111,7 +111,7 @@ def _units(ledger: Ledger) -> dict[str, str]:
     """
     kept = ledger.meta(_ALL_UNITS_KEY)
     if kept is None:
-        from ..stages.observables import UNITS
+        from ..stages.result_units import UNITS
 
         kept = dict(UNITS)
         if not ledger.readonly:

@@ -8,27 +8,8 @@ import torch
 from ..domain.batch import Batch
 from ..domain.kernels import segment_max, segment_sum
 from ..domain.units import AMU_KG
+from .result_units import UNITS
 from .thermo import SUMS, thermo_of
-
-#: Units of the results, by name.
-UNITS: dict[str, str] = {
-    "n_atoms": "1",
-    "steps": "1",
-    "energy": "eV",
-    "energy_per_atom": "eV",
-    "kinetic_energy": "eV",
-    "temperature": "K",
-    "temperature_mean": "K",
-    "energy_mean": "eV",
-    "pressure": "GPa",
-    "pressure_mean": "GPa",
-    "volume": "angstrom^3",
-    "density": "g/cm^3",
-    "max_force": "eV/angstrom",
-    "cell_a": "angstrom",
-    "cell_b": "angstrom",
-    "cell_c": "angstrom",
-}
 
 #: g/cm^3 per amu/Å^3
 _DENSITY = AMU_KG * 1e3 / 1e-24

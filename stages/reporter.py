@@ -14,7 +14,7 @@ from .status import Status
 class Outcome:
     """How one visit ended.
 
-    `results` are plain floats and ints by name (units: `stages.observables.UNITS`); for a failed system they are empty.
+    `results` are plain floats and ints by name (units: `stages.result_units.UNITS`), empty for a failed system.
     `seconds` is the system's share of the wall time it spent aboard, by its share of the atoms, over the whole visit:
     also what it spent before a checkpoint it was resumed from.
     """

@@ -107,7 +107,7 @@ class Stage(Node):
     # --- when it leaves: on the lead ---------------------------------------------------------------------------
 
     def results(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Scalars of these final states, arrays of shape (systems,); units in `stages.observables.UNITS`."""
+        """Scalars of these final states, arrays of shape (systems,); units in `stages.result_units.UNITS`."""
         from .observables import final_results
 
         return final_results(batch)

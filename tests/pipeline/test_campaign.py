@@ -65,7 +65,7 @@ def test_fan_out_and_filter(client: Any, tmp_path: Path) -> None:
     graph = mm.Relax(fmax=0.05, max_steps=50) >> [
         mm.Filter("n_atoms > 40", name="big") >> produce("large"),
         mm.Filter("n_atoms <= 40", name="little") >> [produce("small-a"), produce("small-b")],
-        mm.Filter("no_such_result > 1", name="typo") >> produce("never"),
+        mm.Filter(lambda results: results["no_such_result"] > 1, name="typo") >> produce("never"),
     ]
     made = recipe(graph)
     structures = [argon("big-0", 3), *systems(3)]

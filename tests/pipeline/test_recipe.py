@@ -83,6 +83,24 @@ def test_refused_values_say_what_to_change() -> None:
         recipe(relax() >> mm.Filter("energy < 0", name="a/b"))
 
 
+@dataclass(frozen=True)
+class Measured(mm.Produce):
+    """A stage with results of its own."""
+
+    def results(self, batch: Any) -> Any:
+        return {**super().results(batch), "hardness": 1.0}
+
+
+def test_a_filter_that_cannot_be_answered_is_refused_when_the_recipe_is_built() -> None:
+    with pytest.raises(mm.RecipeError, match=r"'energy_per_atm', which stage 'relax' .*mean 'energy_per_atom'"):
+        recipe(relax() >> mm.Filter("energy_per_atm < 0", name="bound") >> heat())
+    with pytest.raises(mm.RecipeError, match=r"'hardness', which stage 'relax' does not give: there are cell_a"):
+        recipe(relax() >> mm.Filter("n_atoms > 1") >> mm.Filter("hardness > 0", name="hard") >> heat())
+    # What somebody else's stage gives is not known before it has run; nor what a function asks for.
+    recipe(Measured(mm.NVE(), steps=100, name="own") >> mm.Filter("hardness > 0", name="hard") >> heat())
+    recipe(relax() >> mm.Filter(lambda results: results["hardness"] > 0, name="hard") >> heat())
+
+
 def test_a_stage_may_bring_its_own_model() -> None:
     assert mm.Recipe("test", graph=relax(model=model())).plan.heads == ("relax",)
 
