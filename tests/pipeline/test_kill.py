@@ -121,14 +121,20 @@ def test_a_system_that_kills_is_tried_alone_then_quarantined(client: Any, tmp_pa
     assert int(group["deaths"]) == 4
 
 
+SCRIPT_STEPS = 300
 SCRIPT = """
     import sys
     sys.path.insert(0, {tests!r})
     import mattermill as mm
     from campaigns import recipe, slow, systems
-    made = recipe(mm.Relax(fmax=0.05, max_steps=30) >> slow(steps=300))
+    made = recipe(mm.Relax(fmax=0.05, max_steps=30) >> slow(steps={steps}))
     made.run(systems(3), {out!r}, ranks=2, **{options!r})
 """
+
+
+def scripted() -> mm.Recipe:
+    """What `SCRIPT` runs."""
+    return recipe(mm.Relax(fmax=0.05, max_steps=30) >> slow(steps=SCRIPT_STEPS))
 
 
 def test_the_campaign_killed_and_resumed(client: Any, tmp_path: Path) -> None:
@@ -136,12 +142,12 @@ def test_the_campaign_killed_and_resumed(client: Any, tmp_path: Path) -> None:
 
     Resumed on another cluster, where two ranks are killed, it still equals the one left in peace to the last bit.
     """
-    made = recipe(mm.Relax(fmax=0.05, max_steps=30) >> slow(steps=300))
+    made = scripted()
     peace = made.start(systems(3), tmp_path / "peace.mill", client=client, **QUICK).wait(LIMIT)
     out = tmp_path / "a.mill"
     script = tmp_path / "script.py"
     tests = str(Path(__file__).parents[1])
-    script.write_text(textwrap.dedent(SCRIPT.format(tests=tests, out=str(out), options=QUICK)))
+    script.write_text(textwrap.dedent(SCRIPT.format(tests=tests, steps=SCRIPT_STEPS, out=str(out), options=QUICK)))
     process = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path)
     children: list[psutil.Process] = []
     try:
@@ -215,7 +221,7 @@ def test_ctrl_c_drains(client: Any, tmp_path: Path) -> None:
     """SIGINT to the whole foreground group, as a terminal sends it: checkpoints are written, and nothing is lost."""
     out, script = tmp_path / "a.mill", tmp_path / "script.py"
     tests = str(Path(__file__).parents[1])
-    script.write_text(textwrap.dedent(SCRIPT.format(tests=tests, out=str(out), options=QUICK)))
+    script.write_text(textwrap.dedent(SCRIPT.format(tests=tests, steps=SCRIPT_STEPS, out=str(out), options=QUICK)))
     process = subprocess.Popen(
         [sys.executable, str(script)], cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
     )
@@ -231,6 +237,6 @@ def test_ctrl_c_drains(client: Any, tmp_path: Path) -> None:
         pending = ledger.pending("slow")
         assert len(pending) == 3
         assert all(v.steps > 0 and v.deaths == 0 and not v.is_running for v in pending)
-    made = recipe(mm.Relax(fmax=0.05, max_steps=30) >> slow(steps=150))
+    made = scripted()
     campaign = mm.resume(out, made, client=client, **QUICK)
     assert_conserved(campaign, made, ["ar-0", "ar-1", "ar-2"])
