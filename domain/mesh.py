@@ -40,6 +40,7 @@ class Mesh:
         self._children = 0
         self._broken: str | None = None
         self._closed = False
+        self._pending = False
         self.messages = 0
         self.bytes_sent = 0
         self.collectives = 0
@@ -152,18 +153,20 @@ class Mesh:
 
     # --- the primitive -----------------------------------------------------------------------------------------
 
-    def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
-        """Send `out[p]` to each peer p and receive `into[p]` from it; sizes are known to both sides.
+    def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+        """First half of `swap`: sends what goes without waiting and returns, so that the caller can compute meanwhile.
 
-        Both lists have one entry per rank; None (or an empty tensor) means no message, and the peer knows. Tensors
-        are contiguous and on the CPU.
+        Until `finish`, the tensors are the mesh's: `out` must not change and `into` is not to be read.
+
+        Raises:
+            MeshError: something else is pending: only one is, and no other collective runs between the two halves.
         """
         if self.size == 1:
             return
-        if self._closed or self._broken:
-            raise MeshError(self._broken or "this mesh is closed")
+        self._check()
+        self._pending = True
         try:
-            self._transport.swap(out, into)
+            self._transport.begin(out, into)
         except MeshError as error:
             self._broken = f"this mesh broke before: {error}"
             raise
@@ -172,6 +175,34 @@ class Mesh:
             if message is not None and message.numel():
                 self.messages += 1
                 self.bytes_sent += message.numel() * message.element_size()
+
+    def finish(self) -> None:
+        """Second half of `swap`: returns when all that was begun has come and gone, within the timeout."""
+        if self.size == 1:
+            return
+        assert self._pending or self._broken, "finish without begin"
+        self._pending = False
+        self._check()
+        try:
+            self._transport.finish()
+        except MeshError as error:
+            self._broken = f"this mesh broke before: {error}"
+            raise
+
+    def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+        """Send `out[p]` to each peer p and receive `into[p]` from it; sizes are known to both sides.
+
+        Both lists have one entry per rank; None (or an empty tensor) means no message, and the peer knows. Tensors
+        are contiguous and on the CPU.
+        """
+        self.begin(out, into)
+        self.finish()
+
+    def _check(self) -> None:
+        if self._closed or self._broken:
+            raise MeshError(self._broken or "this mesh is closed")
+        if self._pending:
+            raise MeshError(f"rank {self.rank} has begun an exchange: finish it before any other collective")
 
     def _peers(self, make: Callable[[int], Tensor | None]) -> list[Tensor | None]:
         return [None if p == self.rank else make(p) for p in range(self.size)]

@@ -1,6 +1,7 @@
 """What carries messages between the ranks of a mesh: gloo between hosts, Unix sockets on one host.
 
-A transport does one thing, `swap`: every rank hands every peer at most one message whose size both know.
+A transport does one thing: every rank hands every peer at most one message whose size both know. It comes in two
+halves, `begin` and `finish`, so that a rank can compute while messages are under way.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ class MeshError(RuntimeError):
 
 
 class Transport(Protocol):
+    """`begin` and `finish` alternate. Tensors stay as they are, and are not read, between the two."""
+
     name: str
 
-    def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None: ...
+    def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+        """Send what can be sent without waiting; returns at once."""
+
+    def finish(self) -> None:
+        """Wait until everything begun has been sent and received."""
 
     def close(self) -> None: ...
 
@@ -35,7 +42,10 @@ class NoTransport:
 
     name = "none"
 
-    def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+    def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+        pass
+
+    def finish(self) -> None:
         pass
 
     def close(self) -> None:
@@ -51,6 +61,7 @@ class GlooTransport:
         from torch.distributed import PrefixStore, ProcessGroupGloo
 
         self.rank, self.timeout = rank, timedelta(seconds=timeout)
+        self.pending: list[Any] = []
         store.set_timeout(self.timeout)
         try:
             self.group: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, self.timeout)
@@ -59,10 +70,16 @@ class GlooTransport:
                 f"rank {rank} of {size} could not form a gloo group within {timeout:g} s: {error}"
             ) from error
 
-    def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+    def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
         try:
-            pending = [self.group.recv([t], p, 0) for p, t in enumerate(into) if t is not None and t.numel()]
-            pending += [self.group.send([t], p, 0) for p, t in enumerate(out) if t is not None and t.numel()]
+            self.pending = [self.group.recv([t], p, 0) for p, t in enumerate(into) if t is not None and t.numel()]
+            self.pending += [self.group.send([t], p, 0) for p, t in enumerate(out) if t is not None and t.numel()]
+        except RuntimeError as error:
+            raise MeshError(f"rank {self.rank} lost a peer in an exchange: {error}") from error
+
+    def finish(self) -> None:
+        pending, self.pending = self.pending, []
+        try:
             for work in pending:
                 work.wait(self.timeout)
         except RuntimeError as error:
@@ -108,6 +125,8 @@ class LocalTransport:
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self.rank, self.timeout = rank, timeout
         self.sockets: dict[int, socket.socket] = {}
+        self.sending: dict[int, memoryview] = {}
+        self.receiving: dict[int, memoryview] = {}
         # A random name in the abstract namespace: no file to leave behind. The token keeps strangers out.
         name, token = os.urandom(16).hex(), os.urandom(16)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -151,52 +170,57 @@ class LocalTransport:
                 continue
             self.sockets[peer] = connection
 
-    def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
-        sending = {p: _bytes(t) for p, t in enumerate(out) if t is not None and t.numel()}
-        receiving = {p: _bytes(t) for p, t in enumerate(into) if t is not None and t.numel()}
+    def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+        self.sending = {p: _bytes(t) for p, t in enumerate(out) if t is not None and t.numel()}
+        self.receiving = {p: _bytes(t) for p, t in enumerate(into) if t is not None and t.numel()}
+        self._move()
+
+    def finish(self) -> None:
         deadline = time.monotonic() + self.timeout
+        while self.sending or self.receiving:
+            if not self._move() and (self.sending or self.receiving):
+                self._wait(deadline)
+
+    def _move(self) -> bool:
+        """Send and receive what goes without waiting; whether anything did."""
         try:
-            while sending or receiving:
-                moved = self._send(sending) | self._receive(receiving)
-                if not moved and (sending or receiving):
-                    self._wait(sending, receiving, deadline)
+            return self._send() | self._receive()
         except OSError as error:
             raise MeshError(f"rank {self.rank} lost a peer in an exchange: {error}") from error
 
-    def _send(self, sending: dict[int, memoryview]) -> bool:
+    def _send(self) -> bool:
         moved = False
-        for peer in list(sending):
+        for peer, left in list(self.sending.items()):
             with contextlib.suppress(BlockingIOError):
-                sent = self.sockets[peer].send(sending[peer])
-                sending[peer] = sending[peer][sent:]
+                self.sending[peer] = left[self.sockets[peer].send(left) :]
                 moved = True
-            if not sending[peer]:
-                del sending[peer]
+            if not self.sending[peer]:
+                del self.sending[peer]
         return moved
 
-    def _receive(self, receiving: dict[int, memoryview]) -> bool:
+    def _receive(self) -> bool:
         moved = False
-        for peer in list(receiving):
+        for peer, left in list(self.receiving.items()):
             with contextlib.suppress(BlockingIOError):
-                got = self.sockets[peer].recv_into(receiving[peer])
+                got = self.sockets[peer].recv_into(left)
                 if not got:
                     raise MeshError(f"rank {self.rank} lost rank {peer}: it closed its connection")
-                receiving[peer] = receiving[peer][got:]
+                self.receiving[peer] = left[got:]
                 moved = True
-            if not receiving[peer]:
-                del receiving[peer]
+            if not self.receiving[peer]:
+                del self.receiving[peer]
         return moved
 
-    def _wait(self, sending: dict[int, memoryview], receiving: dict[int, memoryview], deadline: float) -> None:
+    def _wait(self, deadline: float) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
-            late = sorted({*sending, *receiving})
+            late = sorted({*self.sending, *self.receiving})
             raise MeshError(f"rank {self.rank} waited {self.timeout:g} s for ranks {late}")
         # Not select(), which refuses descriptors of 1024 and above. A peer that is gone ends the wait, too: what is
         # sent or received next then says so.
         poller = select.poll()
-        for peer in {**sending, **receiving}:
-            events = (select.POLLOUT if peer in sending else 0) | (select.POLLIN if peer in receiving else 0)
+        for peer in {**self.sending, **self.receiving}:
+            events = (select.POLLOUT if peer in self.sending else 0) | (select.POLLIN if peer in self.receiving else 0)
             poller.register(self.sockets[peer], events)
         poller.poll(math.ceil(1000.0 * left))
 
@@ -205,7 +229,7 @@ class LocalTransport:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-        self.sockets = {}
+        self.sockets, self.sending, self.receiving = {}, {}, {}
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -24,7 +24,7 @@ import cloudpickle
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-MOST = 4
+MOST = 8
 
 
 class RankFailure(AssertionError):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,29 @@ def test_large_messages_cross(ranks, wire):
     assert ranks.run(_big, 2, wire=wire) == [[4_000_000.0], [3_999_999.0]]
 
 
+def _two_halves(mesh):
+    n, peers = 500_000, [p for p in range(mesh.size) if p != mesh.rank]
+    seen = []
+    for k in range(3):
+        out = [torch.full((n,), 10.0 * mesh.rank + p + k) if p in peers else None for p in range(mesh.size)]
+        into = [torch.zeros(n) if p in peers else None for p in range(mesh.size)]
+        mesh.begin(out, into)
+        for other in (mesh.barrier, partial(mesh.begin, out, into), partial(mesh.sum, torch.ones(1))):
+            with pytest.raises(mm.MeshError, match="finish it before any other collective"):
+                other()
+        mesh.finish()
+        seen.append([float(into[p].min()) for p in peers] + [float(into[p].max()) for p in peers])
+    mesh.barrier()
+    return seen
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_swap_in_two_halves(ranks, wire):
+    for rank, seen in enumerate(ranks.run(_two_halves, 3, wire=wire)):
+        expected = [10.0 * p + rank for p in range(3) if p != rank]
+        assert seen == [[e + k for e in expected] * 2 for k in range(3)]
+
+
 def _raise_everywhere(mesh):
     try:
         mesh.broadcast_object(ValueError("positions are not finite") if mesh.is_lead else None)
@@ -167,7 +191,7 @@ def test_many_open_files_do_not_matter():
             out = torch.arange(n, dtype=torch.float64) + rank
             messages = [None, None], [None, None]
             messages[0][1 - rank], messages[1][1 - rank] = out, got[rank]
-            ranks[rank].swap(*messages)
+            _swap(ranks[rank], *messages)
 
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             list(pool.map(swap, (0, 1)))
@@ -175,10 +199,10 @@ def test_many_open_files_do_not_matter():
         # A peer that is silent is missed after the timeout, one that is gone at once.
         ranks[0].timeout = 0.3
         with pytest.raises(mm.MeshError, match="waited 0.3 s for ranks".replace(".", "[.]")):
-            ranks[0].swap([None, None], [None, got[0]])
+            _swap(ranks[0], [None, None], [None, got[0]])
         ranks[1].close()
         with pytest.raises(mm.MeshError, match="closed its connection"):
-            ranks[0].swap([None, None], [None, got[0]])
+            _swap(ranks[0], [None, None], [None, got[0]])
         ranks[0].close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -193,9 +217,15 @@ def _high(end):
     return moved
 
 
+def _swap(transport, out, into):
+    transport.begin(out, into)
+    transport.finish()
+
+
 def _pair_end(rank, end):
     transport = LocalTransport.__new__(LocalTransport)
     transport.rank, transport.timeout, transport.sockets = rank, 30.0, {1 - rank: end}
+    transport.sending, transport.receiving = {}, {}
     return transport
 
 
