@@ -80,7 +80,7 @@ def assemble(
         z[rows] = np.concatenate([numbers[k], numbers[k][one.image_of]])
         local = one.home()
         home[rows] = np.where(local >= 0, local + owned_at[k], -1)
-        first.append(one.first + pairs_at)
+        first.append(one.first[: one.n_owned] + pairs_at)
         neighbors.append(rows[one.neighbors])
         pairs_at += len(one.neighbors)
 
@@ -96,7 +96,7 @@ def assemble(
         positions=put(y, torch.float64),
         home=put(home, torch.int32),
         first=put(_joined(first), torch.int32),
-        count=put(_joined([one.count for one in lists]), torch.int32),
+        count=put(_joined([one.count[: one.n_owned] for one in lists]), torch.int32),
         neighbors=put(_joined(neighbors), torch.int32),
     )
 

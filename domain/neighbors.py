@@ -7,27 +7,30 @@ sums over a list have the same bits wherever and whenever it is built from the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from .units import heights, volume
 
+Lists = Literal["half", "full", "none"]
+
 
 @dataclass
 class SystemList:
-    """The half neighbour list of one system on one rank. Indices are local to the system.
+    """The neighbour list of one system on one rank. Indices are local to the system.
 
-    Rows of the system's positions: owned atoms 0..n_owned-1, remote ghosts up to n_owned+n_remote-1, then the local
-    periodic images of both. A pair of owned atoms (or their images) stands once, at the atom that comes first; a pair
-    (owned, remote) stands once, at the owned atom; pairs of two remote atoms do not appear.
+    Rows of the system's positions: owned atoms 0..n_owned-1, remote ghosts up to n_owned+n_remote-1 (these are the
+    *nodes*), then the local periodic images of both.
 
     Attributes:
-        image_of: int32, (m,), row below n_owned+n_remote that each image is an image of; sorted with `image_shift`
-            by (order key, shift).
+        image_of: int32, (m,), node that each image is an image of.
         image_shift: int32, (m, 3): y[image] = y[image_of] + image_shift @ cell.
-        first, count: int32, (n_owned,): the neighbours of atom i are neighbors[first[i] : first[i] + count[i]].
-        neighbors: int32, (pairs,), rows; sorted by (i, order key of j, shift).
+        first, count: int32, (n_owned+n_remote,): the neighbours of node i are
+            neighbors[first[i] : first[i] + count[i]]; stretches follow one another in the order of the nodes.
+        neighbors: int32, (pairs,), rows.
+        boundary: uint8, (n_owned,): 1 where an owned atom's list holds a remote ghost or an image of one.
     """
 
     n_owned: int
@@ -37,16 +40,24 @@ class SystemList:
     first: np.ndarray
     count: np.ndarray
     neighbors: np.ndarray
+    boundary: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+
+    @property
+    def n_nodes(self) -> int:
+        return self.n_owned + self.n_remote
 
     @property
     def n_total(self) -> int:
         return self.n_owned + self.n_remote + len(self.image_of)
 
+    def node(self) -> np.ndarray:
+        """int32, (n_total,): the node each row is (an image of)."""
+        return np.concatenate([np.arange(self.n_nodes, dtype=np.int32), self.image_of])
+
     def home(self) -> np.ndarray:
         """int32, (n_total,): the owned atom each row is (an image of), -1 for remote ghosts and their images."""
-        base = np.arange(self.n_owned + self.n_remote, dtype=np.int32)
-        base[self.n_owned :] = -1
-        return np.concatenate([base, base[self.image_of]])
+        node = self.node()
+        return np.where(node < self.n_owned, node, np.int32(-1))
 
 
 def build_system_list(
@@ -56,8 +67,11 @@ def build_system_list(
     periodic: np.ndarray,
     reach: float,
     order_key: np.ndarray | None = None,
+    *,
+    pairs: Lists = "half",
+    receivers: np.ndarray | None = None,
 ) -> SystemList:
-    """The canonical half list of all pairs within `reach` that involve an owned atom.
+    """The list of all pairs within `reach`, images included, in an order that depends on the arguments alone.
 
     Args:
         points: float64, (n_owned + n_remote, 3), Å: owned atoms in canonical order, then remote ghosts.
@@ -67,36 +81,53 @@ def build_system_list(
         reach: Å, cutoff + skin.
         order_key: int64, (n_owned + n_remote,): neighbours of an atom are sorted by the key of the atom they are (an
             image of), then by shift, then by row. Default: the row.
+        pairs: "half": a pair of owned atoms (or images of them) stands once, a pair (owned, remote) once, at the
+            owned atom, with each shift; pairs of two remote atoms do not appear. "full": every pair stands at each
+            of its ends that receives. "none": no pairs, no images.
+        receivers: bool, (n_remote,), for "full": remote atoms that have a list of their own, as all owned atoms do.
+            Default: none of them.
 
     Raises:
         ValueError: positions that are not finite, a periodic axis without a lattice vector, reach not positive.
     """
     points = np.ascontiguousarray(points, dtype=np.float64).reshape(-1, 3)
-    pairs, shifts = _find_pairs(points, cell, periodic, reach)
-    return _canonical(pairs[:, 0], pairs[:, 1], shifts, len(points), n_owned, order_key)
+    found, shifts = _find_pairs(points, cell, periodic, reach)
+    n = len(points)
+    if pairs == "none":
+        found, shifts = found[:0], shifts[:0]
+    i, j = found[:, 0], found[:, 1]
+    if pairs == "full":
+        i, j, shifts = np.concatenate([i, j]), np.concatenate([j, i]), np.concatenate([shifts, -shifts])
+        receives = np.ones(n, dtype=bool)
+        receives[n_owned:] = False if receivers is None else receivers
+    else:
+        # Pairs of owned atoms: the shift points to the upper side, so that half of the images are needed.
+        upper = (shifts[:, 0] > 0) | (
+            (shifts[:, 0] == 0) & ((shifts[:, 1] > 0) | ((shifts[:, 1] == 0) & (shifts[:, 2] > 0)))
+        )
+        flip = np.where((shifts == 0).all(axis=1), i > j, ~upper)
+        flip = np.where((i < n_owned) == (j < n_owned), flip, j < n_owned)
+        i, j, shifts = np.where(flip, j, i), np.where(flip, i, j), np.where(flip[:, None], -shifts, shifts)
+        receives = np.arange(n) < n_owned
+    kept = receives[i]
+    return _canonical(i[kept], j[kept], shifts[kept], n, n_owned, order_key)
 
 
 def _canonical(
     i: np.ndarray, j: np.ndarray, shifts: np.ndarray, n: int, n_owned: int, order_key: np.ndarray | None
 ) -> SystemList:
-    """Orient, sort and number pairs (i, j, shift), each of which stands once in either direction."""
+    """Sort and number directed pairs (i, j, shift)."""
     bound = np.abs(shifts).max(axis=0).astype(np.int64) if len(shifts) else np.zeros(3, dtype=np.int64)
     width = 2 * bound + 1
     codes = int(width.prod())
-    # One integer per shift, in lexicographic order; that of -shift is 2 * zero - code.
+    # One integer per shift, in lexicographic order.
     zero = int((bound[0] * width[1] + bound[1]) * width[2] + bound[2])
     code = (shifts[:, 0] * width[1] + shifts[:, 1]) * width[2] + shifts[:, 2] + zero
-    # Owned rows come before remote ones: the smaller row is the owned one of a mixed pair.
-    flip = (i > j) | ((i == j) & (code < zero))
-    i, j, code = np.where(flip, j, i), np.where(flip, i, j), np.where(flip, 2 * zero - code, code)
-    if n_owned < n:
-        mine = i < n_owned
-        i, j, code = i[mine], j[mine], code[mine]
-
     row_of_rank, rank = _ranks(n, order_key)
     i, j_rank, code = _sorted_pairs(i, rank[j], code, n, codes)
 
     neighbors = row_of_rank[j_rank]
+    remote = np.bincount(i[neighbors >= n_owned], minlength=n)
     shifted = np.flatnonzero(code != zero)
     image_key = j_rank[shifted] * codes + code[shifted]
     images = np.unique(image_key)
@@ -104,7 +135,7 @@ def _canonical(
     image_of, image_code = row_of_rank[images // codes], images % codes
     plane, s2 = np.divmod(image_code, width[2])
     s0, s1 = np.divmod(plane, width[1])
-    count = np.bincount(i, minlength=n_owned)[:n_owned] if n_owned else np.zeros(0, dtype=np.int64)
+    count = np.bincount(i, minlength=n) if n else np.zeros(0, dtype=np.int64)
     return SystemList(
         n_owned=n_owned,
         n_remote=n - n_owned,
@@ -113,6 +144,7 @@ def _canonical(
         first=(np.cumsum(count) - count).astype(np.int32),
         count=count.astype(np.int32),
         neighbors=neighbors.astype(np.int32),
+        boundary=(remote[:n_owned] > 0).astype(np.uint8),
     )
 
 

@@ -88,8 +88,8 @@ class Tables:
         self._put(self.net, a, g, one.n_owned, net, np.zeros((len(spare), 3), dtype=np.int32))
         self._put(nb.numbers, a, g, one.n_owned, np.concatenate([numbers, numbers[one.image_of]]), spare)
         self._put(nb.home, a, g, one.n_owned, home, np.full(len(spare), -1, dtype=np.int32))
-        _copy(nb.first, a, one.first + np.int32(p))
-        _copy(nb.count, a, one.count)
+        _copy(nb.first, a, one.first[: one.n_owned] + np.int32(p))
+        _copy(nb.count, a, one.count[: one.n_owned])
         lifted = one.neighbors + np.where(one.neighbors < one.n_owned, np.int32(a), np.int32(lift))
         _copy(nb.neighbors, p, lifted.astype(np.int32, copy=False))
         return True

@@ -28,7 +28,7 @@ def listed(one: SystemList) -> list[Pair]:
     shift = np.concatenate([np.zeros((one.n_owned + one.n_remote, 3), int), one.image_shift])
     return [
         (i, int(base[k]), tuple(shift[k].tolist()))
-        for i in range(one.n_owned)
+        for i in range(one.n_owned + one.n_remote)
         for k in one.neighbors[one.first[i] : one.first[i] + one.count[i]]
     ]
 
@@ -93,21 +93,36 @@ def test_equals_ase(seed: int, n: int, skew: float, periodic: tuple[bool, bool, 
 
 @relaxed
 @given(**systems)
-def test_order_is_canonical(
+def test_a_half_list_takes_the_upper_image_and_no_row_too_many(
     seed: int, n: int, skew: float, outside: bool, periodic: tuple[bool, bool, bool], reach: float
 ) -> None:
     points, cell = random_system(seed, n, skew, outside)
-    key = np.random.default_rng(seed).permutation(n) * 10
-    one = build_system_list(points, n, cell, np.array(periodic), reach, order_key=key)
+    one = build_system_list(points, n, cell, np.array(periodic), reach)
     pairs = listed(one)
-    assert pairs == sorted(pairs, key=lambda p: (p[0], key[p[1]], p[2]))
-    assert all(i < j or (i == j and s > (0, 0, 0)) for i, j, s in pairs)
-    images = list(zip(key[one.image_of].tolist(), one.image_shift.tolist(), strict=True))
-    assert images == sorted(images)
+    if not outside:
+        assert all(s > (0, 0, 0) or (s == (0, 0, 0) and i != j) for i, j, s in pairs)
+    images = list(zip(one.image_of.tolist(), map(tuple, one.image_shift.tolist()), strict=True))
+    assert len(set(images)) == len(images), "an image has two rows"
     assert set(one.neighbors[one.neighbors >= n].tolist()) == set(range(n, one.n_total)), "an image nobody needs"
-    assert set(both_ways(pairs)) == set(
-        both_ways(listed(build_system_list(points, n, cell, np.array(periodic), reach)))
-    )
+    assert one.first.tolist() == (np.cumsum(one.count) - one.count).tolist()
+    assert not one.boundary.any()
+
+
+@relaxed
+@given(**systems, owned=st.integers(0, 7))
+def test_lists_are_a_function_of_their_arguments(
+    seed: int, n: int, skew: float, outside: bool, periodic: tuple[bool, bool, bool], reach: float, owned: int
+) -> None:
+    points, cell = random_system(seed, n, skew, outside)
+    key = np.random.default_rng(seed).permutation(n) * 10
+    for pairs in ("half", "full"):
+        one, two = (
+            build_system_list(x, min(owned, n), cell, np.array(periodic), reach, k, pairs=pairs)
+            for x, k in ((points, key), (np.concatenate([points, points])[n:], key.copy()))
+        )
+        for name in ("image_of", "image_shift", "first", "count", "neighbors", "boundary"):
+            assert (getattr(one, name) == getattr(two, name)).all()
+            assert getattr(one, name).dtype == (np.uint8 if name == "boundary" else np.int32)
 
 
 @relaxed
@@ -131,19 +146,51 @@ def test_remote_ghosts_stand_at_the_owned_atom_only(
     assert {p for p in pairs if p[1] >= n_owned} == mixed
     assert set(both_ways([p for p in pairs if p[1] < n_owned])) == local
     assert len(pairs) == len(set(pairs)) == len(mixed) + len(local) // 2
-    home = one.home()
-    assert (home[:n_owned] == np.arange(n_owned)).all()
-    assert (home[n_owned:n] == -1).all()
-    assert (home[n:] == np.where(one.image_of < n_owned, one.image_of, -1)).all()
+    assert set(np.flatnonzero(one.boundary).tolist()) == {p[0] for p in mixed}
+    assert one.node().tolist() == [*range(n), *one.image_of.tolist()]
+
+
+@relaxed
+@given(**systems, owned=st.integers(0, 7), receiving=st.integers(0, 127))
+def test_a_full_list_holds_every_edge_into_each_receiver(
+    seed: int,
+    n: int,
+    skew: float,
+    outside: bool,
+    periodic: tuple[bool, bool, bool],
+    reach: float,
+    owned: int,
+    receiving: int,
+) -> None:
+    n_owned, pbc = min(owned, n), np.array(periodic)
+    points, cell = random_system(seed, n, skew, outside)
+    receivers = np.array([bool(receiving >> k & 1) for k in range(n - n_owned)], dtype=bool)
+    one = build_system_list(points, n_owned, cell, pbc, reach, pairs="full", receivers=receivers)
+    edges = listed(one)
+    receives = np.concatenate([np.ones(n_owned, dtype=bool), receivers])
+    assert len(edges) == len(set(edges))
+    assert set(edges) == {p for p in brute_force(points, cell, pbc, reach) if receives[p[0]]}
+    assert set(np.flatnonzero(one.boundary).tolist()) == {i for i, j, _ in edges if i < n_owned <= j}
+    assert set(one.neighbors[one.neighbors >= n].tolist()) == set(range(n, one.n_total)), "an image nobody needs"
+    of_owned = build_system_list(points, n_owned, cell, pbc, reach, pairs="full")
+    assert set(listed(of_owned)) == {p for p in edges if p[0] < n_owned}
+
+
+def test_no_pairs_on_request() -> None:
+    points, cell = random_system(1, 5, 0.5, outside=True)
+    one = build_system_list(points, 3, cell, np.array([True] * 3), 6.0, pairs="none")
+    assert (one.n_total, len(one.neighbors), one.count.tolist(), one.boundary.tolist()) == (5, 0, [0] * 5, [0] * 3)
+    with pytest.raises(ValueError, match="finite"):
+        build_system_list(points * np.inf, 3, cell, np.array([True] * 3), 6.0, pairs="none")
 
 
 def test_no_atoms_and_one_atom() -> None:
     none = build_system_list(np.zeros((0, 3)), 0, np.eye(3), np.array([True] * 3), 5.0)
-    assert (none.n_total, len(none.neighbors), len(none.first)) == (0, 0, 0)
+    assert (none.n_total, len(none.neighbors), len(none.first), len(none.boundary)) == (0, 0, 0, 0)
     lone = build_system_list(np.zeros((1, 3)), 1, np.zeros((3, 3)), np.array([False] * 3), 5.0)
     assert (lone.n_total, len(lone.neighbors), lone.count.tolist()) == (1, 0, [0])
     remote = build_system_list(np.zeros((2, 3)), 0, np.zeros((3, 3)), np.array([False] * 3), 5.0)
-    assert (remote.n_total, len(remote.neighbors)) == (2, 0)
+    assert (remote.n_total, len(remote.neighbors), remote.count.tolist()) == (2, 0, [0, 0])
 
 
 @pytest.mark.parametrize(
