@@ -33,7 +33,8 @@ class Batch:
     Raises:
         BatchError: lengths that do not fit, or an id that stands twice.
 
-    Fields read as attributes: ``batch.positions``, ``batch.cell``. `Batch.empty()` is the sentinel of a stream.
+    Fields read as attributes: ``batch.positions``, ``batch.cell``; a field of a user's own that is called like a method
+    (``image``, ``split``) by ``batch.atoms["image"]``. `Batch.empty()` is the sentinel of a stream.
     """
 
     __slots__ = ("atoms", "counts", "ids", "info", "systems")
@@ -141,6 +142,40 @@ class Batch:
     def system_of_atom(self) -> np.ndarray:
         """Index of each atom's system, int64, shape (atoms,)."""
         return np.repeat(np.arange(len(self)), self.counts)
+
+    # --- coordinates: `positions` are unwrapped -----------------------------------------------------------------
+
+    def wrapped(self) -> Tensor:
+        """Positions in the cells, Å, float64, (atoms, 3); unchanged along axes that are not periodic.
+
+        ``positions = wrapped() + image @ cell`` for each atom with the cell of its system, to round-off; see
+        `mattermill.domain.wrapping.image_counts`.
+
+        Raises:
+            BatchError: names a system whose positions or cell do not allow it.
+        """
+        return self._in_cells()[0]
+
+    @property
+    def image(self) -> Tensor:
+        """How many cells away from its wrapped place each atom is, int32, (atoms, 3); 0 along axes that are not
+        periodic. Worked out from `positions` and `cell` at each call; raises as `wrapped`."""
+        return self._in_cells()[1]
+
+    def _in_cells(self) -> tuple[Tensor, Tensor]:
+        from .wrapping import image_counts
+
+        wrapped, image = np.empty((self.n_atoms, 3)), np.empty((self.n_atoms, 3), dtype=np.int32)
+        if self:
+            x, cell, pbc = (getattr(self, name).detach().cpu().numpy() for name in ("positions", "cell", "pbc"))
+            ptr = self.ptr
+            for s, system_id in enumerate(self.ids):
+                span = slice(ptr[s], ptr[s + 1])
+                try:
+                    wrapped[span], image[span] = image_counts(x[span], cell[s], pbc[s])
+                except ValueError as error:
+                    raise BatchError(f"system {system_id!r}: {error}") from error
+        return torch.from_numpy(wrapped).to(self.device), torch.from_numpy(image).to(self.device)
 
     # --- changing: every method returns a new batch, tensors are shared where they can be ----------------------
 
@@ -257,11 +292,12 @@ class Batch:
 
         return from_atoms(atoms, ids)
 
-    def to_atoms(self) -> list[Atoms]:
-        """One ASE Atoms per system, in the orientation in which it came in, results attached."""
+    def to_atoms(self, *, wrap: bool = False) -> list[Atoms]:
+        """One ASE Atoms per system, in the orientation in which it came in, results attached; see
+        `mattermill.domain.structures.to_atoms`. With `wrap` all atoms lie in their cells (see `wrapped`)."""
         from .structures import to_atoms
 
-        return to_atoms(self)
+        return to_atoms(self, wrap=wrap)
 
     # --- moving: tensors travel as buffers, never through Python lists ----------------------------------------
 

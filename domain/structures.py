@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .batch import Batch, plain
-from .fields import BatchError, is_own_name
+from .fields import FIELDS, BatchError, Field, is_own_name
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -29,11 +29,12 @@ def from_atoms(atoms: Atoms | Sequence[Atoms], ids: Sequence[str] | None = None)
     """A batch of these structures; their ids are, unless given, ``info["id"]`` or ``system-0``, ``system-1`` …
 
     Numeric per-atom arrays travel as per-atom fields, except those named like a field that the project keeps itself
-    (forces, reference …). What JSON can say of `Atoms.info` is carried as info: arrays become lists. See
+    (forces, reference …). An item of `Atoms.info` becomes a per-system field if one of its name is declared
+    (`mattermill.declare_field`); what JSON can say of the others is carried as info: arrays become lists. See
     `not_taken_along` for the rest.
 
     Raises:
-        BatchError: not as many ids as structures.
+        BatchError: not as many ids as structures; a value that is not what its field was declared to be.
     """
     structures: list[Atoms] = [atoms] if hasattr(atoms, "get_positions") else list(atoms)  # type: ignore[list-item]
     if ids is None:
@@ -67,15 +68,46 @@ def _one(atoms: Atoms, system_id: str) -> Batch:
     }
     for name, values in atoms.arrays.items():
         if name not in _KNOWN_ARRAYS and not is_own_name(name) and _is_numeric(values):
+            if _declared(name, "system") is not None:
+                raise BatchError(f"field {name!r} is declared per system, the structure {system_id!r} has it per atom")
             per_atom[name] = _widen(np.asarray(values))
-    per_system = {
+    per_system: dict[str, Any] = {
         "cell": lower[None],
         "pbc": np.asarray(atoms.pbc, dtype=bool)[None],
         "rotation": rotation[None],
         "step": np.zeros(1, dtype=np.int64),
     }
-    info = {k: plain(v) for k, v in atoms.info.items() if _is_plain(k, v)}
+    info = {}
+    for key, value in atoms.info.items():
+        field = _declared(key, "system")
+        if field is not None and value is not None:
+            per_system[field.name] = _row_of(field, value, system_id)[None]
+        elif _is_plain(key, value):
+            info[key] = plain(value)
     return Batch([system_id], [n], _tensors(per_atom), _tensors(per_system), [info])
+
+
+def _declared(name: Any, per: str) -> Field | None:
+    """The field of the user's own that is declared under this name, per atom or per system."""
+    field = FIELDS.get(name) if isinstance(name, str) and not is_own_name(name) else None
+    return field if field is not None and field.per == per else None
+
+
+def _row_of(field: Field, value: Any, system_id: str) -> np.ndarray:
+    """The value of a per-system field, in its declared shape and dtype; nothing is rounded to fit."""
+    kind = np.dtype(str(field.dtype).removeprefix("torch."))
+    try:
+        given = np.asarray(value)
+        with np.errstate(invalid="ignore"):
+            row = given.astype(kind)
+        fits = given.dtype.kind in "fiub" and np.squeeze(row).shape == tuple(n for n in field.shape if n != 1)
+        fits = fits and np.array_equal(row.astype(np.float64), given.astype(np.float64), equal_nan=kind.kind == "f")
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        what = f"{field.dtype} of shape {field.shape}".replace("torch.", "") if field.shape else f"one {kind}"
+        raise BatchError(f"info {field.name!r} of {system_id!r} is declared per system as {what}, is {value!r}")
+    return row.reshape(field.shape)
 
 
 def not_taken_along(atoms: Atoms) -> list[str]:
@@ -99,12 +131,23 @@ def not_taken_along(atoms: Atoms) -> list[str]:
     return left
 
 
-def to_atoms(batch: Batch) -> list[Atoms]:
-    """One ASE Atoms per system; energy, forces and stress, where present, in a SinglePointCalculator."""
-    return [_to_one(single) for single in batch.split()]
+def to_atoms(batch: Batch, *, wrap: bool = False) -> list[Atoms]:
+    """One ASE Atoms per system; energy, forces and stress, where present, in a SinglePointCalculator.
+
+    Fields of a user's own come out as arrays (per atom) and in `Atoms.info` (per system; there they take precedence
+    over an item of the batch's info of that name). One that a system never had is left out, where its fill is NaN.
+
+    Args:
+        batch: the systems.
+        wrap: put atoms into their cells; by default positions are as they are, unwrapped.
+
+    Raises:
+        BatchError: with `wrap`, positions or a cell that do not allow it.
+    """
+    return [_to_one(single, wrap) for single in batch.split()]
 
 
-def _to_one(single: Batch) -> Atoms:
+def _to_one(single: Batch, wrap: bool) -> Atoms:
     from ase import Atoms
     from ase.calculators.singlepoint import SinglePointCalculator
 
@@ -115,7 +158,7 @@ def _to_one(single: Batch) -> Atoms:
     back = rotation.T
     atoms = Atoms(
         numbers=single.numbers.numpy(),
-        positions=turned(single.positions.numpy(), back),
+        positions=turned((single.wrapped() if wrap else single.positions).numpy(), back),
         cell=turned(single.cell[0].numpy(), back),
         pbc=single.pbc[0].numpy(),
         masses=single.masses.numpy(),
@@ -123,10 +166,10 @@ def _to_one(single: Batch) -> Atoms:
     if "velocities" in single:
         momenta = turned(single.velocities.numpy(), back) * single.masses.numpy()[:, None] * ASE_TIME_FS
         atoms.set_momenta(momenta)
-    for name, value in single.atoms.items():
-        if not is_own_name(name) and not name.startswith("_") and not _all_missing(value):
-            atoms.set_array(name, value.numpy())
+    for name, value in _of_the_users(single.atoms):
+        atoms.set_array(name, value.numpy())
     atoms.info.update(single.info[0])
+    atoms.info.update({name: _unboxed(value[0]) for name, value in _of_the_users(single.systems)})
     atoms.info["id"] = single.ids[0]
     results: dict[str, Any] = {}
     if "energy" in single and bool(torch.isfinite(single.energy[0])):
@@ -139,6 +182,16 @@ def _to_one(single: Batch) -> Atoms:
     if results:
         atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
+
+
+def _of_the_users(fields: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Fields of the users' own that this system has."""
+    return [(n, v) for n, v in fields.items() if not is_own_name(n) and not n.startswith("_") and not _all_missing(v)]
+
+
+def _unboxed(row: torch.Tensor) -> Any:
+    """A number of Python's, or an array."""
+    return row.item() if row.ndim == 0 else row.numpy().copy()
 
 
 def turned(vectors: np.ndarray, rotation: np.ndarray) -> np.ndarray:

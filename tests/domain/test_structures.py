@@ -230,6 +230,119 @@ def test_a_field_that_a_user_declares_is_the_users():
         assert FIELDS.pop("test_charge") is field
 
 
+OWN = {
+    "k_number": (torch.tensor([1.5, 2.5], dtype=torch.float64), 1.5, 2.5),
+    "k_count": (torch.tensor([2**60 + 1, -7]), 2**60 + 1, -7),
+    "k_flag": (torch.tensor([True, False]), True, False),
+    "k_small": (torch.tensor([3, 4], dtype=torch.int16), 3, 4),
+    "k_vector": (torch.arange(6, dtype=torch.float64).reshape(2, 3), [0, 1, 2], [3, 4, 5]),
+    "k_matrix": (torch.arange(18, dtype=torch.float32).reshape(2, 3, 3), None, None),
+    "k_lacking": (torch.tensor([float("nan"), 8.0], dtype=torch.float64), None, 8.0),
+}
+
+
+def test_a_users_per_system_fields_come_out_in_info():
+    batch = Batch.from_atoms([bulk("Ar", cubic=True), bulk("Kr", cubic=True)], ["a", "b"])
+    batch = batch.with_fields(
+        systems={name: value for name, (value, *_) in OWN.items()} | {"_mine": torch.ones(2), "energy": torch.zeros(2)},
+        info=[{"k_number": "older", "note": "kept"}, {}],
+    )
+    first, second = batch.to_atoms()
+    for k, atoms in enumerate((first, second)):
+        for name, (value, *plain) in OWN.items():
+            if name == "k_lacking" and k == 0:
+                assert name not in atoms.info, "a field that a system never had is not invented"
+            elif value.ndim == 1:
+                assert (atoms.info[name], type(atoms.info[name])) == (plain[k], type(plain[k]))
+            else:
+                np.testing.assert_array_equal(atoms.info[name], value[k].numpy())
+        assert not {"_mine", "energy", "pbc", "cell", "step", "rotation"} & set(atoms.info)
+    assert first.info["note"] == "kept"
+    assert (first.info["id"], second.info["id"]) == ("a", "b")
+    first.info["k_vector"][:] = 99
+    assert batch.k_vector[0].tolist() == [0, 1, 2], "what comes out shares no memory"
+
+
+def test_declared_fields_go_there_and_back(tmp_path):
+    """Also through a file of ASE's, with a system that lacks them beside."""
+    from ase.io import write
+
+    fields = [
+        declare_field("k_number", "system", unit="e"),
+        declare_field("k_count", "system", dtype=torch.int64),
+        declare_field("k_flag", "system", dtype=torch.bool),
+        declare_field("k_vector", "system", (3,)),
+        declare_field("k_matrix", "system", (3, 3)),
+    ]
+    try:
+        batch = Batch.from_atoms([bulk("Ar", cubic=True), bulk("Kr", cubic=True)], ["a", "b"])
+        own = {f.name: OWN[f.name][0].to(f.dtype) for f in fields}
+        batch = batch.with_fields(systems=own)
+        back = Batch.from_atoms(batch.to_atoms())
+        assert back.ids == ("a", "b")
+        for name, value in own.items():
+            assert back.systems[name].dtype == value.dtype
+            assert torch.equal(back.systems[name], value), name
+        assert all(set(info) == {"id"} for info in back.info), "an item stands in one place"
+        write(tmp_path / "x.extxyz", batch.to_atoms())
+        read = mm.read(tmp_path / "x.extxyz", bulk("Ne", cubic=True)).batch
+        for name, value in own.items():
+            assert torch.equal(read.systems[name][:2], value), name
+        assert torch.isnan(read.k_vector[2]).all()
+        assert "k_vector" not in read.to_atoms()[2].info
+    finally:
+        for field in fields:
+            FIELDS.pop(field.name)
+
+
+@pytest.mark.parametrize(
+    ("value", "per_atom", "words"),
+    [
+        (
+            [1.0, 2.0],
+            False,
+            r"info 'k_vector' of 'x' is declared per system as float64 of shape \(3,\), is \[1.0, 2.0\]",
+        ),
+        ("north", False, "is 'north'"),
+        ([1.0, "b", 3.0], False, "declared per system"),
+        (np.zeros((4, 3)), True, "declared per system, the structure 'x' has it per atom"),
+    ],
+)
+def test_what_was_declared_otherwise_is_refused(value, per_atom, words):
+    field = declare_field("k_vector", "system", (3,))
+    try:
+        atoms = bulk("Ar", cubic=True)
+        if per_atom:
+            atoms.set_array("k_vector", value)
+        else:
+            atoms.info["k_vector"] = value
+        with pytest.raises(BatchError, match=words):
+            Batch.from_atoms(atoms, ["x"])
+        good = bulk("Kr", cubic=True)
+        good.info |= {"id": "good", "k_vector": None}
+        atoms.info["id"] = "x"
+        structures = mm.read(atoms, good)
+        assert list(structures.failures) == ["x"]
+        assert structures.ids == ("good",)
+    finally:
+        assert FIELDS.pop("k_vector") is field
+
+
+def test_numbers_are_not_rounded_into_a_declared_field():
+    field = declare_field("k_count", "system", dtype=torch.int64)
+    try:
+        atoms = bulk("Ar", cubic=True)
+        for value, good in ((3, True), (3.0, True), (np.array([3]), True), (3.5, False), (float("nan"), False)):
+            atoms.info["k_count"] = value
+            if good:
+                assert Batch.from_atoms(atoms).k_count.tolist() == [3]
+            else:
+                with pytest.raises(BatchError, match="declared per system as one int64"):
+                    Batch.from_atoms(atoms)
+    finally:
+        assert FIELDS.pop("k_count") is field
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13, 40])
 def test_turning_has_the_same_bits_for_every_row(n):
     """The first rows of many turn as the rows of few: BLAS would not promise it."""
