@@ -21,15 +21,19 @@ class State:
         ptr: int64, (systems + 1,): system s owns rows ptr[s]:ptr[s+1] here.
         system: int32, (n_owned,), system of each owned atom.
         steps: steps taken by the runner so far.
+        converged: bool, (systems,), in an on_converge hook: which systems have just converged; None elsewhere.
 
     Change tensors in place; positions and cells only in `pre_update` (or a before-step hook). What identifies an
     atom (atom_id, numbers) and the fields `reference` and `reference_cell` are the runner's.
     """
 
-    __slots__ = ("batch", "mesh", "ptr", "steps", "system")
+    __slots__ = ("batch", "converged", "mesh", "ptr", "steps", "system")
+
+    converged: np.ndarray | None
 
     def __init__(self, batch: Batch, mesh: Mesh, ptr: Tensor, system: Tensor, steps: int = 0) -> None:
         self.batch, self.mesh, self.ptr, self.system, self.steps = batch, mesh, ptr, system, steps
+        self.converged = None
 
     @property
     def n_systems(self) -> int:

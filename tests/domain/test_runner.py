@@ -1,4 +1,4 @@
-"""DomainParallel on one rank and several: fields, order, energies on demand, hooks, broken systems, dead ranks."""
+"""DomainParallel on one rank and several: fields, order, energies on demand, broken systems, dead ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ase.build import bulk
 from parity import cases
 
 import mattermill as mm
-from mattermill.domain.hooks import Hook
 from mattermill.domain.neighborhood import neighborhood_of
 
 
@@ -256,68 +255,6 @@ def test_a_broken_system_stands_still_and_others_go_on(ranks, size, where):
     assert max(cases.differences(got, expected).values()) < (1e-9 if size > 1 else 1e-300)
 
 
-def test_hooks_run_at_their_points():
-    calls = []
-
-    def note(point):
-        return Hook(lambda state: calls.append((point, state.steps)), point=point, every=2)
-
-    points = [
-        "before_step", "before_pre_update", "after_pre_update", "before_compute", "after_compute",
-        "before_post_update", "after_post_update", "after_step", "on_converge",
-    ]  # fmt: skip
-
-    class Converging:
-        """Verlet that says it has converged."""
-
-        def __init__(self):
-            self.inner = cases.propagator("nve")
-
-        def __getattr__(self, name):
-            return getattr(self.inner, name)
-
-        def converged(self, state):
-            return np.array([state.steps >= 4] * state.n_systems)
-
-    with mm.DomainParallel(cases.model(), Converging(), hooks=[note(p) for p in reversed(points)]) as runner:
-        runner.partition(cases.batch(["tiny"]))
-        runner.run(9, until_converged=True)
-        assert runner.steps == 4
-    before = [(p, 1) for p in points[:6]] + [(p, 2) for p in points[6:8]]
-    after = [(p, 3) for p in points[:6]] + [(p, 4) for p in points[6:]]
-    assert calls == before + after
-
-
-def _scopes(mesh):
-    seen = {"local": [], "global": [], "lead": []}
-    hooks = [
-        Hook(lambda s: seen["local"].append(s.n_owned), scope="local", every=5),
-        Hook(lambda b: seen["global"].append((b.n_atoms, float(b.energy[0]))), scope="global", every=5, energy=True),
-        Hook(lambda b: seen["lead"].append(b.n_atoms), scope="lead", every=10),
-    ]
-    with runner_of(mesh, grid=(2, 1, 1), hooks=hooks) as runner:
-        runner.partition(cases.batch(["cubic"]) if mesh.is_lead else None)
-        runner.run(20)
-    return seen
-
-
-def test_scopes_of_hooks(ranks):
-    first, second = ranks.run(_scopes, 2)
-    assert [a + b for a, b in zip(first["local"], second["local"], strict=True)] == [240] * 4
-    assert first["global"] == second["global"]
-    assert len(first["global"]) == 4
-    assert all(n == 240 and np.isfinite(e) for n, e in first["global"])
-    assert first["lead"] == [240, 240]
-    assert second["lead"] == []
-
-
-def test_a_hook_that_makes_no_sense():
-    with pytest.raises(ValueError, match="every"):
-        Hook(print, every=0)
-    with pytest.raises(ValueError, match="nowhere"):
-        Hook(print, point="nowhere")
-
-
 def _dies(mesh):
     with runner_of(mesh, grid=(mesh.size, 1, 1)) as runner:
         runner.partition(cases.batch(["cubic"]) if mesh.is_lead else None)
@@ -337,24 +274,6 @@ def test_a_rank_that_dies_is_missed_at_once(ranks):
     for rank in (0, 2):
         assert "lost" in results[rank][0]
         assert results[rank][1] < 10.0
-
-
-def _raises(mesh):
-    def fail(state):
-        if state.steps == 3 and mesh.rank == 1:
-            raise RuntimeError("the user's own hook failed")
-
-    try:
-        with mesh, runner_of(mesh, grid=(2, 1, 1), hooks=[fail]) as runner:
-            runner.partition(cases.batch(["cubic"]) if mesh.is_lead else None)
-            runner.run(100)
-    except (RuntimeError, mm.MeshError) as error:
-        return type(error).__name__
-    return "nothing"
-
-
-def test_an_exception_on_one_rank_ends_the_others(ranks):
-    assert ranks.run(_raises, 2) == ["MeshError", "RuntimeError"]
 
 
 def test_energy_is_conserved_across_cuts_and_rebuilds():
