@@ -35,13 +35,14 @@ class Aboard:
         broken: systems that can't go on, and why; the same on every rank.
     """
 
-    def __init__(self, mesh: Mesh, splitting: Splitting, cutoff: float) -> None:
+    def __init__(self, mesh: Mesh, splitting: Splitting) -> None:
         self.mesh, self.splitting = mesh, splitting
         self.batch = Batch.empty()
         self.residents: list[Resident] = []
-        self.skin = Skin(cutoff, splitting.reach, mesh.device)
-        self.tables = Tables([], mesh.rank, mesh.device)
+        self.skin = Skin(splitting.strategy, mesh.device)
+        self.tables = Tables([], mesh.rank, mesh.device, splitting.strategy.name)
         self.exchange: Exchange | None = None
+        self._header = np.zeros(0)
         self.rebuilds = 0
         self.broken: dict[str, str] = {}
 
@@ -110,27 +111,8 @@ class Aboard:
 
     # --- following the dynamics --------------------------------------------------------------------------------
 
-    def refresh(self) -> list[int]:
-        """Bring the model's positions up to date with the state, rebuilding lists that are used up.
-
-        Returns:
-            Systems that have just broken: positions or cell not finite, or a move beyond all reason.
-        """
-        if not self.residents:
-            return []
-        worst = self._follow()
-        if worst.max() <= 1.0:
-            return []
-        due = np.flatnonzero(~(worst <= 1.0))
-        broken = [int(s) for s in due if not np.isfinite(worst[s]) and self.residents[s].id not in self.broken]
-        for s in broken:
-            self.broken[self.residents[s].id] = WHY_BROKEN
-        self._thaw()
-        self._rebuild([int(s) for s in due])
-        return broken
-
-    def _follow(self) -> np.ndarray:
-        """Model positions from the state, ghosts from their owners; the worst displacement of each system anywhere."""
+    def begin(self) -> bool:
+        """Model positions from the state; what other ranks see of it is sent. False if lists are used up for sure."""
         b = self.batch
         self._thaw()
         self.skin.update(b.cell, b.reference_cell, b.pbc)
@@ -140,9 +122,35 @@ class Aboard:
             t.n_owned, b.positions, b.reference, b.cell, self.skin.deformation, self.skin.scale, t.system, t.source,
             t.net, t.nb.positions, worst,
         )  # fmt: skip
-        # On a device this waits for it: the decision must be made before forces are computed.
-        header = worst.cpu().numpy()
-        return header if self.exchange is None else self.exchange.run(b.positions, b.cell, header)
+        t.nb.cells, t.nb.pbc = b.cell, b.pbc
+        # On a device this waits for it: the decision must be made before ghosts are used.
+        self._header = worst.cpu().numpy()
+        if self.exchange is not None:
+            self.exchange.begin(b.positions, b.cell, self._header)
+        return bool((self._header <= 1.0).all())
+
+    def finish(self) -> bool:
+        """Ghosts arrive from their owners; lists that are used up are rebuilt, and atoms may change rank.
+
+        Returns:
+            Whether the neighbourhood is the one of `begin`; False after a rebuild, with positions brought up to date.
+        """
+        worst = self._arrived()
+        if not (worst <= 1.0).all():
+            due = np.flatnonzero(~(worst <= 1.0)).tolist()
+            for s in due:
+                if not np.isfinite(worst[s]):
+                    self.broken.setdefault(self.residents[s].id, WHY_BROKEN)
+            self._thaw()
+            self._rebuild(due)
+            return False
+        return True
+
+    def _arrived(self) -> np.ndarray:
+        """The worst displacement of each system anywhere, once the ghosts are here."""
+        if self.exchange is None:
+            return self._header
+        return self.exchange.finish(self.batch.cell, self._header)
 
     def _thaw(self) -> None:
         """Broken systems stand at their reference, the last configuration that was sound, until they are released."""
@@ -172,9 +180,10 @@ class Aboard:
             self._lists_changed()
         else:
             # Systems that lie whole on one rank take no part in the exchange.
-            self.tables.renew()
+            self._renew()
         # Those whose lists need rebuilding at once again (no skin at all) have just had it.
-        self._follow()
+        self.begin()
+        self._arrived()
 
     def _rebuild_one(self, s: int) -> bool:
         """False if the tables must be laid out anew."""
@@ -225,16 +234,24 @@ class Aboard:
         return True
 
     def _lay_out_anew(self) -> None:
-        self.tables = Tables(self.residents, self.mesh.rank, self.mesh.device)
+        self.tables = Tables(self.residents, self.mesh.rank, self.mesh.device, self.splitting.strategy.name)
         self.skin.forget()
         self._lists_changed()
 
     def _lists_changed(self) -> None:
-        self.tables.renew()
         if self.mesh.size > 1 and self.residents:
             self.exchange = Exchange(self.mesh, self.residents, self.tables)
         else:
             self.exchange = None
+        self._renew()
+
+    def _renew(self) -> None:
+        """A fresh neighbourhood for the model: whatever it has cached about the lists is out of date."""
+        self.tables.renew()
+        nb = self.tables.nb
+        nb.split = self.any_halo
+        if self.exchange is not None and nb.split and self.splitting.strategy.refreshes:
+            nb.features = self.exchange.features()
 
     @property
     def any_halo(self) -> bool:

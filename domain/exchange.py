@@ -1,7 +1,8 @@
 """The exchange of every step: one packed message per peer, a header first, then the ghosts it needs to see.
 
 The header says how far each system's atoms have moved since its last rebuild, so that when a message has arrived every
-rank knows, before any force is computed, which systems must be rebuilt in this very step.
+rank knows, before a ghost is used, which systems must be rebuilt in this very step. On the way home, forces on ghosts
+are added to their owners'. Either way has two halves, begin and finish, between which a rank computes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .features import Features
 from .mesh import Mesh
 from .refresh import images_of_ghosts, pack
 from .resident import Resident
@@ -24,7 +26,7 @@ class Exchange:
     def __init__(self, mesh: Mesh, residents: Sequence[Resident], tables: Tables) -> None:
         self.mesh, self.tables = mesh, tables
         self.n_systems = len(residents)
-        self.has_ghosts = any(r.halo.receives or r.halo.sends for r in residents)
+        self.has_ghosts = any(r.halo.receives for r in residents)
         sources, nets, systems, places = [], [], [], []
         self.out: list[Tensor | None] = [None] * mesh.size
         self.into: list[Tensor | None] = [None] * mesh.size
@@ -82,43 +84,62 @@ class Exchange:
         values = np.concatenate(parts) if parts else np.zeros((0, *shape))
         return torch.as_tensor(values, dtype=torch.int32).to(self.tables.device)
 
-    def run(self, positions: Tensor, cells: Tensor, header: np.ndarray) -> np.ndarray:
-        """Refresh the remote ghosts; returns each system's largest header value over all ranks, (systems,)."""
+    def begin(self, positions: Tensor, cells: Tensor, header: np.ndarray) -> None:
+        """Send this rank's header and what others see of its atoms; compute goes on while messages travel."""
         pack(positions, cells, self.system, self.source, self.net, self.place, self.outbox)
         if self.staging is not self.outbox:
             self.staging.copy_(self.outbox)  # waits for the device: the message must leave now
         for mine in self.headers:
             mine[:] = header
-        self.mesh.swap(self.out, self.into)
-        y = self.tables.nb.positions
+        self.mesh.begin(self.out, self.into)
+
+    def finish(self, cells: Tensor, header: np.ndarray) -> np.ndarray:
+        """Remote ghosts and their images arrive; returns each system's largest header value over all ranks."""
+        self.mesh.finish()
+        tables = self.tables
+        y = tables.nb.positions
         for rows, into in zip(self.ghost_rows, self.into, strict=True):
             if rows is not None and into is not None and rows.shape[0]:
                 y.index_copy_(0, rows, into[self.n_systems :].view(-1, 3).to(y.device))
         if self.has_ghosts:
-            images_of_ghosts(self.tables.n_owned, cells, self.tables.system, self.tables.source, self.tables.net, y)
+            images_of_ghosts(tables.n_nodes, cells, tables.system, tables.source, tables.net, y)
         for theirs in self.heard:
             header = np.maximum(header, theirs)
         return header
 
-    def fold(self, forces: Tensor) -> Tensor:
-        """Forces on remote ghosts, their images folded onto them already, are added to the owners', in peer order."""
-        out = [None if r is None else forces[r].cpu().contiguous() for r in self.ghost_rows]
-        into = [None if r is None else torch.zeros((len(r), 3), dtype=torch.float64) for r in self.send_rows]
-        self.mesh.swap(out, into)
-        for rows, part in zip(self.send_rows, into, strict=True):
-            if rows is not None and part is not None and rows.shape[0]:
+    def begin_fold(self, forces: Tensor, energies: Tensor | None) -> None:
+        """Send what stands on remote ghosts to their owners; rows of ghosts must be final, the others need not be.
+
+        Args:
+            forces: float64, (n_nodes, 3). energies: (n_nodes,), or None if they are not folded.
+        """
+        columns = 3 if energies is None else 4
+        out: list[Tensor | None] = [None] * self.mesh.size
+        self._home: list[Tensor | None] = [None] * self.mesh.size
+        for peer, (ghosts, rows) in enumerate(zip(self.ghost_rows, self.send_rows, strict=True)):
+            if ghosts is not None and ghosts.shape[0]:
+                part = forces[ghosts]
+                if energies is not None:
+                    part = torch.cat([part, energies[ghosts].unsqueeze(1)], dim=1)
+                out[peer] = part.cpu()
+            if rows is not None and rows.shape[0]:
+                self._home[peer] = torch.empty((rows.shape[0], columns), dtype=torch.float64)
+        self.mesh.begin(out, self._home)
+
+    def finish_fold(self, forces: Tensor, energies: Tensor | None) -> None:
+        """Add what has come home to owned rows of the very tensors given to `begin_fold`, in peer order."""
+        self.mesh.finish()
+        for rows, part in zip(self.send_rows, self._home, strict=True):
+            if rows is not None and part is not None:
+                part = part.to(forces.device)
                 # index_add_ walks its index in order on the CPU; an atom seen twice by a peer gets both.
-                forces.index_add_(0, rows, part.to(forces.device))
-        return forces
+                forces.index_add_(0, rows, part[:, :3])
+                if energies is not None:
+                    energies.index_add_(0, rows, part[:, 3])
+
+    def features(self) -> Features:
+        """The exchange of features over the same plan."""
+        return Features(self.mesh, self.tables.n_owned, self.send_rows, self.ghost_rows)
 
 
-def fold_images(forces: Tensor, source: Tensor, n_owned: int) -> Tensor:
-    """Add forces on local images to the rows they are images of, remote ghosts included; (n_total, 3), in place."""
-    ghosts = source[n_owned:].to(torch.int64)
-    target = torch.where(ghosts >= 0, ghosts, -2 - ghosts)
-    rows = torch.nonzero(ghosts != -1).squeeze(1)
-    forces.index_add_(0, target[rows], forces[n_owned + rows])
-    return forces
-
-
-__all__ = ["Exchange", "fold_images"]
+__all__ = ["Exchange"]

@@ -153,6 +153,10 @@ class HookSet:
             return True, True
         return any(h.energy for h in later), any(h.stress for h in later)
 
+    def at(self, point: Point) -> bool:
+        """Whether there is any hook at a point."""
+        return point in self._at
+
     def run(self, point: Point, runner: DomainParallel, step: int) -> None:
         """Run what is due at a point; `step` counts from 1."""
         if point is Point.ON_CONVERGE:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .halo import NO_HALO, HaloPlan, plan_halo
+from .halo import NO_HALO, HaloPlan, Sight, plan_halo
 from .neighbors import SystemList, build_system_list
 from .partition import WHOLE, Frame, RankGrid, grid_for, ranks_for
+from .strategy import Strategy
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,20 @@ class Splitting:
 
     Attributes:
         size: ranks there are.
-        reach: Å, cutoff + skin.
+        strategy: what domains need of each other.
         split_atoms: a rank is only added for every so many atoms.
         grid: domains per axis for every system, or None to choose.
     """
 
     size: int
-    reach: float
+    strategy: Strategy
     split_atoms: int = 500
     grid: tuple[int, int, int] | None = None
+
+    @property
+    def reach(self) -> float:
+        """Å: how far a domain sees, skin included, and its least thickness along a periodic axis."""
+        return self.strategy.reach
 
     def divisible(self, n_atoms: int) -> bool:
         """Whether a system of so many atoms may ever lie on more than one rank."""
@@ -132,15 +138,8 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
     if rank == 0 and resident.divisible:
         _say(resident, layout, splitting)
     resident.grid, resident.image = grid, layout.image[held]
-    margin = splitting.reach / layout.frame.heights
-    halo = plan_halo(grid, layout.fractional, layout.domains, margin, ranks, rank)
-    if len(halo.ghost_atoms) and not len(held):
-        # A rank that owns no atom of the system needs to see none; those who would send find out the same way.
-        halo = HaloPlan(halo.ghost_atoms[:0], halo.ghost_shifts[:0], {}, halo.sends)
-    empty = set(range(splitting.size)) - set(np.unique(resident.owners).tolist())
-    halo = HaloPlan(
-        halo.ghost_atoms, halo.ghost_shifts, halo.receives, {p: s for p, s in halo.sends.items() if p not in empty}
-    )
+    strategy = splitting.strategy
+    halo = plan_halo(grid, layout.fractional, layout.domains, _sight(layout.frame, strategy), ranks, rank)
     resident.halo = halo
     ghosts = shifted(layout.wrapped[halo.ghost_atoms], halo.ghost_shifts, box)
     resident.list = build_system_list(
@@ -148,9 +147,18 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
         len(held),
         box,
         layout.frame.periodic & ~np.array(grid.split),
-        splitting.reach,
+        strategy.cutoff + strategy.skin,
         np.concatenate([resident.atom_ids[held], resident.atom_ids[halo.ghost_atoms]]),
+        pairs=strategy.pairs,
+        receivers=halo.receivers,
     )
+
+
+def _sight(frame: Frame, strategy: Strategy) -> Sight:
+    if strategy.everything:
+        return Sight(None)
+    receivers = (strategy.receivers + strategy.skin) / frame.heights if strategy.receivers > 0 else None
+    return Sight(strategy.reach / frame.heights, receivers, strategy.one_sided)
 
 
 def _say(resident: Resident, layout: Layout, splitting: Splitting) -> None:
@@ -160,9 +168,8 @@ def _say(resident: Resident, layout: Layout, splitting: Splitting) -> None:
     if news and news != resident.said:
         log.log(
             logging.INFO if splitting.grid is None else logging.WARNING,
-            "system %r uses %d of %d ranks, grid %s: domains must be at least %.4g Å thick (cutoff + skin), its cell "
-            "is %s Å thick",
-            resident.id, layout.grid.n_domains, wanted, layout.grid.dims, splitting.reach,
+            "system %r uses %d of %d ranks, grid %s: domains must be at least %.4g Å thick (%s), its cell is %s Å",
+            resident.id, layout.grid.n_domains, wanted, layout.grid.dims, splitting.reach, splitting.strategy,
             np.round(layout.frame.heights, 3).tolist(),
         )  # fmt: skip
     resident.said = news

@@ -10,13 +10,13 @@ import torch
 
 from .aboard import Aboard
 from .batch import Batch
-from .exchange import fold_images
 from .hooks import Hook, HookSet, Point
 from .mesh import Mesh
-from .models.base import Model, ModelOutput
+from .models.base import Model, ModelOutput, Phases
 from .partition import check_grid
 from .resident import Splitting
 from .state import Propagator, State
+from .strategy import Choice, strategy_for
 from .units import volume
 
 
@@ -24,19 +24,20 @@ class DomainParallel:
     """Steps a batch of systems, each divided over the ranks of a mesh as suits it.
 
     Args:
-        model: computes forces; its cutoff (times hops) and `skin` set the reach of lists and ghosts.
+        model: computes forces; its cutoff, `hops` and `pairs` decide what ranks need of each other.
         propagator: an integrator or optimizer, see `Propagator`.
         mesh: this rank's view of the ranks; None is one rank on the CPU.
         skin: Å beyond the cutoff; lists and ghosts last until an atom has moved about half of it.
         hooks: `Hook` objects, or functions to be called after every step with the rank's `State`.
         grid: domains per axis for every system, (px, py, pz); None lets each system's shape decide.
         split_atoms: a system takes another rank only for every so many atoms.
+        strategy: how a system is served on several ranks, see `domain/strategy.py`; "auto" lets the model decide.
 
     Every method is collective: all ranks of the mesh call it in the same order. The answer is a function of a system's
     own state: at an equal rank grid it has the same bits in any company and however often a run was interrupted.
 
     Raises:
-        ValueError: a skin that is negative, a grid that does not fit the mesh.
+        ValueError: a skin that is negative, a grid that does not fit the mesh, a strategy that does not suit the model.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class DomainParallel:
         hooks: Sequence[Hook | Callable[[Any], Any]] = (),
         grid: Sequence[int] | None = None,
         split_atoms: int = 500,
+        strategy: Choice = "auto",
     ) -> None:
         if not 0 <= skin < float("inf"):
             raise ValueError(f"skin must be a number from 0, is {skin} Å")
@@ -56,9 +58,9 @@ class DomainParallel:
             raise ValueError(f"split_atoms must be at least 1, is {split_atoms}")
         self.model, self.propagator = model, propagator
         self.mesh = mesh or Mesh.single()
-        range_ = model.cutoff * model.hops
+        self.strategy = strategy_for(model, skin, strategy)
         forced = None if grid is None else check_grid(grid, self.mesh.size)
-        self._aboard = Aboard(self.mesh, Splitting(self.mesh.size, range_ + skin, split_atoms, forced), range_)
+        self._aboard = Aboard(self.mesh, Splitting(self.mesh.size, self.strategy, split_atoms, forced))
         self._hooks = HookSet(hooks)
         self.steps = 0
         self.state = self._new_state()
@@ -87,7 +89,6 @@ class DomainParallel:
         self._sync()
         wanted = (self._want[0], self._want[1] or self.propagator.needs_stress)
         self._want = (False, False)
-        self._bring_up_to_date()
         self._compute(*wanted)
 
     def _checked(self, batch: Batch | None) -> Batch | Exception | None:
@@ -179,9 +180,7 @@ class DomainParallel:
         self._call(Point.BEFORE_PRE_UPDATE, at)
         self.propagator.pre_update(self.state)
         self._call(Point.AFTER_PRE_UPDATE, at)
-        self._bring_up_to_date()
-        self._call(Point.BEFORE_COMPUTE, at)
-        self._compute(*self._wanted(at))
+        self._compute(*self._wanted(at), step=at)
         self._call(Point.AFTER_COMPUTE, at)
         self._call(Point.BEFORE_POST_UPDATE, at)
         self.propagator.post_update(self.state)
@@ -221,29 +220,56 @@ class DomainParallel:
         self._want = (False, False)
         return wanted
 
-    def _bring_up_to_date(self) -> None:
-        """Ghosts, model positions, and lists where they are used up; atoms may change rank."""
-        rebuilds = self._aboard.rebuilds
-        self._aboard.refresh()
-        if self._aboard.rebuilds != rebuilds:
-            self._sync()
+    def _compute(self, energy: bool, stress: bool, *, step: int | None = None) -> None:
+        """Ghosts and lists up to date, forces of the present positions; energy and stress where wanted.
 
-    def _compute(self, energy: bool, stress: bool) -> None:
-        """Forces of the present positions, ghosts' folded home; energy and stress where wanted."""
-        out = self.model.compute(self._aboard.tables.nb, energy=energy, stress=stress)
-        self.state.batch.atoms["forces"] = self._folded(out)
+        What needs no ghost is computed while messages travel, and thrown away if they say that lists are used up.
+        """
+        aboard = self._aboard
+        sound = aboard.begin()
+        phases: Phases | None = None
+        # A hook before the computing wants to find everything in place.
+        if sound and aboard.exchange is not None and not (step and self._hooks.at(Point.BEFORE_COMPUTE)):
+            phases = self._begun(energy, stress)
+        if not aboard.finish():
+            self._sync()
+            if phases is not None:
+                phases.close()
+                phases = None
+        if step:
+            self._call(Point.BEFORE_COMPUTE, step)
+        out = self._finished(self._begun(energy, stress) if phases is None else phases, energy)
+        self.state.batch.atoms["forces"] = out.forces[: aboard.tables.n_owned]
         self._has = (energy, stress)
         if energy or stress:
             self._sum_up(out, energy, stress)
 
-    def _folded(self, out: ModelOutput) -> torch.Tensor:
-        if not self.model.folds_ghosts:
-            return out.forces
-        tables, exchange = self._aboard.tables, self._aboard.exchange
-        forces = fold_images(out.forces, tables.source, tables.n_owned)
-        if exchange is not None and self._aboard.any_halo:
-            forces = exchange.fold(forces)
-        return forces[: tables.n_owned].contiguous()
+    def _begun(self, energy: bool, stress: bool) -> Phases:
+        phases = self.model.phases(self._aboard.tables.nb, energy=energy, stress=stress)
+        next(phases)
+        return phases
+
+    def _finished(self, phases: Phases, energy: bool) -> ModelOutput:
+        """The rest of the phases; what stands on ghosts goes home while the last of them computes."""
+        exchange, strategy = self._aboard.exchange, self.strategy
+        so_far = next(phases)
+        assert so_far is not None, "a model's second yield hands out its output"
+        fold = exchange is not None and self._aboard.any_halo and strategy.folds
+        energies = so_far.energies if energy and strategy.folds_energies else None
+        if fold:
+            assert exchange is not None
+            exchange.begin_fold(so_far.forces, energies)
+        try:
+            next(phases)
+        except StopIteration as end:
+            out: ModelOutput = end.value
+        else:
+            raise RuntimeError("a model's phases must yield twice")
+        if fold:
+            assert exchange is not None
+            assert out.forces is so_far.forces, "a model goes on with the tensors it has handed out"
+            exchange.finish_fold(out.forces, energies)
+        return out
 
     def _sum_up(self, out: ModelOutput, energy: bool, stress: bool) -> None:
         """Per-system energy and stress over all ranks, in one collective."""
@@ -254,8 +280,8 @@ class DomainParallel:
             from .kernels import segment_sum
 
             assert out.energies is not None
-            batch.atoms["energies"] = out.energies
-            parts[:, 0] = segment_sum(out.energies, state.ptr)
+            batch.atoms["energies"] = out.energies[: self._aboard.tables.n_owned]
+            parts[:, 0] = segment_sum(batch.energies, state.ptr)
         if stress:
             assert out.virial is not None
             parts[:, 1:] = out.virial.reshape(n, 9)

@@ -1,8 +1,9 @@
 """When lists must be rebuilt: how far atoms may move, given how the cell has deformed since the last rebuild.
 
-Lists hold every pair that was within reach = cutoff + skin in the reference configuration. With F the deformation of
-the cell since then and s its smallest singular value, a pair that was farther than reach is now farther than
-s * reach - 2 d, where d is the largest displacement beyond the deformation. Lists are whole while that is >= cutoff.
+Lists hold every pair that was within cutoff + skin in the reference configuration, and halos every atom that was within
+margin + skin of a domain. With F the deformation of the cell since then and s its smallest singular value, what was
+farther than range + skin is now farther than s * (range + skin) - 2 d, where d is the largest displacement beyond the
+deformation. Lists are whole while that is >= range, for every range that the strategy lives by.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from .neighbors import full_box
 from .refresh import BROKEN
+from .strategy import Strategy
 
 
 class Skin:
@@ -25,8 +27,8 @@ class Skin:
             the cell is no cell any more, else 0.
     """
 
-    def __init__(self, cutoff: float, reach: float, device: torch.device) -> None:
-        self.cutoff, self.reach, self.device = cutoff, reach, device
+    def __init__(self, strategy: Strategy, device: torch.device) -> None:
+        self.ranges, self.skin, self.device = strategy.ranges, strategy.skin, device
         self._seen: Tensor | None = None
         self.deformation = torch.zeros((0, 3, 3), dtype=torch.float64, device=device)
         self.scale = torch.zeros(0, dtype=torch.float64, device=device)
@@ -51,7 +53,7 @@ class Skin:
                 continue
             deformation[s] = found
             stretch[s] = np.linalg.svd(found, compute_uv=False)[-1]
-        allowed = 0.5 * (self.reach * stretch - self.cutoff)
+        allowed = 0.5 * np.min([(r + self.skin) * stretch - r for r in self.ranges], axis=0)
         start[(allowed < 0) & (start == 0)] = 2.0
         # Without a skin, lists serve the very configuration they were built in.
         scale = 1.0 / np.maximum(np.maximum(allowed, 0.0) ** 2, 1e-300)

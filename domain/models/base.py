@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..neighborhood import Neighborhood
+from ..strategy import Pairs
 
 
 @dataclass
@@ -18,8 +19,10 @@ class ModelOutput:
     """What a model returns for one `Neighborhood`. All tensors are new: the next call does not overwrite them.
 
     Attributes:
-        forces: eV/Å, float64, (n_owned, 3); (n_total, 3) if the model `folds_ghosts`.
-        energies: potential energy per owned atom, eV, float64, (n_owned,), or None if it was not asked for.
+        forces: eV/Å, float64, (n_nodes, 3): -dE/dx of this rank's energy with respect to every node; what stands on
+            remote ghosts is added to their owners' by the runner. A model without `folds_ghosts` returns (n_owned, 3).
+        energies: potential energy per owned atom, eV, float64, (n_owned,), or None if it was not asked for. With half
+            lists (n_nodes,): a ghost's half of each pair is added to its owner's.
         virial: this rank's part of W = -dE/d(strain), eV, float64, (systems, 3, 3), or None. Summed over the
             ranks it gives the stress, tensile positive as in ASE: stress = -W / volume.
     """
@@ -27,6 +30,9 @@ class ModelOutput:
     forces: Tensor
     energies: Tensor | None = None
     virial: Tensor | None = None
+
+
+Phases = Generator[ModelOutput | None, None, ModelOutput]
 
 
 class Model(abc.ABC):
@@ -37,13 +43,27 @@ class Model(abc.ABC):
         hops: message-passing depth: an atom feels others up to hops * cutoff away.
         dtype: arithmetic of the model (the state is float64 always).
         species: atomic numbers the model knows.
-        folds_ghosts: forces on remote ghosts come back too and must be added to their owners by the runner.
+        pairs: the list it wants: ``"half"``, each pair once over all ranks; ``"full"``, every node that receives
+            messages has all its neighbours (`Neighborhood.edges`); ``"none"``, it builds its own graph from the
+            positions of whole systems, which then stand on every rank.
+        refreshes: whether it calls `Neighborhood.refresh` on its features between layers, so that a domain needs to
+            see one cutoff of ghosts rather than `hops` of them.
+        folds_ghosts: whether forces on ghosts come back too. False for a model that works out the whole force on each
+            owned atom.
     """
 
     cutoff: float
     hops: int = 1
     dtype: torch.dtype
-    folds_ghosts: bool = False
+    pairs: Pairs = "full"
+    refreshes: bool = False
+    folds_ghosts: bool = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Who overrides `compute` alone means all computing: phases inherited from a parent would bypass it.
+        if "compute" in cls.__dict__ and "phases" not in cls.__dict__:
+            cls.phases = Model.phases  # type: ignore[method-assign]
 
     @property
     @abc.abstractmethod
@@ -63,9 +83,31 @@ class Model(abc.ABC):
         depend on the other systems in `nb`, to the last bit.
         """
 
+    def phases(self, nb: Neighborhood, *, energy: bool = True, stress: bool = True) -> Phases:
+        """`compute` in three parts, so that messages travel while others compute.
+
+        A generator that yields twice and returns the output. Before the first yield, positions of remote ghosts (and
+        of their images) are those of an earlier step: work out what needs none. At the second yield, hand out the
+        output as it is so far, forces (and energies) on ghosts being final. The parts and their order are always the
+        same, so that the bits are, too. Without an override everything happens between the two yields.
+        """
+        yield None
+        out = self.compute(nb, energy=energy, stress=stress)
+        yield out
+        return out
+
     def unknown_species(self, numbers: Iterable[int]) -> list[str]:
         """Symbols among these atomic numbers that the model does not know, sorted by number; [] is good."""
         from ase.data import chemical_symbols
 
         unknown = sorted({int(n) for n in numbers} - self.species)
         return [chemical_symbols[n] if 0 <= n < len(chemical_symbols) else f"Z={n}" for n in unknown]
+
+
+def drained(phases: Phases) -> ModelOutput:
+    """The output of phases run through at once: everything is there already."""
+    while True:
+        try:
+            next(phases)
+        except StopIteration as end:
+            return end.value

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..neighborhood import Neighborhood
-from .base import Model, ModelOutput
+from .base import Model, ModelOutput, Pairs, Phases, drained
 
 Truncation = Literal["plain", "shift", "switch"]
 Key = str | tuple[str, str]
@@ -49,6 +49,7 @@ class LennardJones(Model):
     truncation: Truncation = "switch"
     switch_onset: float | None = None
     dtype: torch.dtype = torch.float64
+    pairs: ClassVar[Pairs] = "half"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         epsilon = _canonical("epsilon", self.epsilon, zero_allowed=True)
@@ -152,38 +153,45 @@ class LennardJones(Model):
         Raises:
             ValueError: an owned atom is of a species the model does not know.
         """
-        from ..kernels import launch, segment_sum
-        from .lj_kernels import pair_kernel
+        return drained(self.phases(nb, energy=energy, stress=stress))
+
+    def phases(self, nb: Neighborhood, *, energy: bool = True, stress: bool = True) -> Phases:
+        """See `Model.phases`: first atoms that see no remote ghost, then those that do, both over the whole rank."""
+        from ..kernels import segment_sum
 
         tables = self._tables_on(nb.positions.device)
         self._check_species(nb, tables)
         full = energy or stress
-        n = nb.n_owned
-        forces = nb.positions.new_zeros((n, 3))
-        energies = nb.positions.new_zeros(n) if full else None
-        virials = nb.positions.new_zeros((n, 6)) if full else None
+        forces = nb.positions.new_zeros((nb.n_nodes, 3))
+        energies = nb.positions.new_zeros(nb.n_nodes) if full else None
+        virials = nb.positions.new_zeros((nb.n_owned, 6)) if full else None
+        out = ModelOutput(forces, energies if energy else None)
+        self._launch(nb, tables, 0 if nb.split else -1, forces, energies, virials)
+        yield None
+        if nb.split:
+            self._launch(nb, tables, 1, forces, energies, virials)
+        yield out
+        if virials is not None and stress:
+            out.virial = segment_sum(virials, nb.ptr)[:, tables.symmetric].reshape(-1, 3, 3)
+        return out
+
+    def _launch(
+        self,
+        nb: Neighborhood,
+        tables: Tables,
+        part: int,
+        forces: Tensor,
+        energies: Tensor | None,
+        virials: Tensor | None,
+    ) -> None:
+        from ..kernels import launch
+        from .lj_kernels import pair_kernel
+
         launch(
-            pair_kernel(self.dtype, self.truncation == "switch", full),
-            n,
-            nb.positions,
-            nb.home,
-            nb.first,
-            nb.count,
-            nb.neighbors,
-            nb.numbers,
-            tables.type_of,
-            tables.rows,
-            tables.types,
-            tables.rc2,
-            tables.inv_width,
-            forces,
-            energies,
-            virials,
-        )
-        if virials is None or not stress:
-            return ModelOutput(forces, energies if energy else None)
-        virial = segment_sum(virials, nb.ptr)[:, tables.symmetric].reshape(-1, 3, 3)
-        return ModelOutput(forces, energies if energy else None, virial)
+            pair_kernel(self.dtype, self.truncation == "switch", energies is not None), nb.n_owned, nb.positions,
+            nb.node, nb.first, nb.count, nb.neighbors, nb.boundary, part, nb.numbers, tables.type_of, tables.rows,
+            tables.types, tables.rc2, tables.inv_width, forces, energies, virials,
+        )  # fmt: skip
 
     def _tables_on(self, device: torch.device) -> Tables:
         cache: dict[torch.device, Tables] = self._tables  # type: ignore[attr-defined]

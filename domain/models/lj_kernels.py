@@ -20,10 +20,10 @@ _SCALAR = {torch.float64: wp.float64, torch.float32: wp.float32}
 def pair_kernel(dtype: torch.dtype, switched: bool, full: bool) -> wp.Kernel:
     """The kernel for a dtype, with or without a switched tail, with or without energies and virial (`full`).
 
-    Arguments: positions, home, first, count, neighbors, numbers as in Neighborhood; type_of, rows, types: see
-    `lennard_jones.Tables`; rc2: squared cutoff; inv_width: 1 / (rc² - ro²) with the switch's onset ro; forces
-    (n_owned, 3), energies (n_owned,), virials (n_owned, 6: xx, yy, zz, yz, xz, xy): float64, zeroed by the caller;
-    the last two are not touched unless `full`.
+    Arguments: positions, node, first, count, neighbors, boundary, numbers as in Neighborhood; part: 0 for atoms that
+    see no remote ghost, 1 for those that do, -1 for all; type_of, rows, types: see `lennard_jones.Tables`; rc2: squared
+    cutoff; inv_width: 1 / (rc² - ro²) with the switch's onset ro; forces (n_nodes, 3), energies (n_nodes,), virials
+    (n_owned, 6: xx, yy, zz, yz, xz, xy): float64, zeroed by the caller; the last two are not touched unless `full`.
     """
     scalar = _SCALAR[dtype]
     vec3: Any = wp.vec3d if dtype == torch.float64 else wp.vec3f
@@ -33,10 +33,12 @@ def pair_kernel(dtype: torch.dtype, switched: bool, full: bool) -> wp.Kernel:
     @wp.kernel(enable_backward=False, module="unique")
     def lennard_jones(
         positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-        home: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
+        node: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
         first: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
         count: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
         neighbors: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
+        boundary: wp.array(dtype=wp.uint8),  # type: ignore[valid-type]
+        part: int,
         numbers: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
         type_of: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
         rows: wp.array(dtype=vec),  # type: ignore[valid-type]
@@ -48,6 +50,8 @@ def pair_kernel(dtype: torch.dtype, switched: bool, full: bool) -> wp.Kernel:
         virials: wp.array(dtype=virial),  # type: ignore[valid-type]
     ):
         i = wp.tid()
+        if part >= 0 and int(boundary[i]) != part:
+            return
         here = positions[i]
         base = type_of[numbers[i]] * types
         start = first[i]
@@ -84,19 +88,15 @@ def pair_kernel(dtype: torch.dtype, switched: bool, full: bool) -> wp.Kernel:
             fz = wp.float64(fr * e[2])
             pair = wp.vec3d(fx, fy, fz)
             force += pair  # type: ignore[operator]
-            h = home[j]
-            if h >= 0:
-                forces[h] += pair
+            n = node[j]
+            forces[n] += pair
             if wp.static(full):
                 half = wp.float64(u) * wp.float64(0.5)
-                weight = wp.float64(0.5)
                 energy += half
-                if h >= 0:
-                    energies[h] += half
-                    weight = wp.float64(1.0)
-                x = weight * wp.float64(e[0])
-                y = weight * wp.float64(e[1])
-                z = weight * wp.float64(e[2])
+                energies[n] += half
+                x = wp.float64(e[0])
+                y = wp.float64(e[1])
+                z = wp.float64(e[2])
                 w += virial(fx * x, fy * y, fz * z, fy * z, fx * z, fx * y)
         forces[i] -= force
         if wp.static(full):

@@ -268,11 +268,11 @@ def test_a_batch_is_its_systems_side_by_side() -> None:
     assert nb.system.tolist() == [0] * 3 + [1] * 4 + [3]
     assert nb.numbers[:8].tolist() == batch.numbers.tolist()
     assert torch.equal(nb.positions[:8], batch.positions)
-    home = nb.home.long()
-    assert bool((home >= 0).all())
-    assert torch.equal(nb.numbers, nb.numbers[home])
+    node = nb.node.long()
+    assert bool((node < 8).all())
+    assert torch.equal(nb.numbers, nb.numbers[node])
     i = torch.repeat_interleave(torch.arange(8), nb.count.long())
-    assert torch.equal(nb.system[i], nb.system[home[nb.neighbors.long()]]), "a pair across two systems"
+    assert torch.equal(nb.system[i], nb.system[node[nb.neighbors.long()]]), "a pair across two systems"
     lengths = (nb.positions[nb.neighbors.long()] - nb.positions[i]).norm(dim=1)
     alone = [neighborhood_of(batch.select([k]), 6.0) for k in range(4)]
     assert nb.n_pairs == sum(one.n_pairs for one in alone)

@@ -128,9 +128,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def compute(self, nb, *, energy=True, stress=True):
+    def phases(self, nb, *, energy=True, stress=True):
         self.asked.append((energy, stress))
-        return self.model.compute(nb, energy=energy, stress=stress)
+        return self.model.phases(nb, energy=energy, stress=stress)
 
 
 def test_energy_is_computed_when_it_is_wanted():
@@ -165,8 +165,8 @@ def _traffic(mesh):
         return seen
 
 
-def test_a_step_is_one_message_per_peer(ranks):
-    assert ranks.run(_traffic, 2) == [{(1, 1)}, {(1, 1)}]
+def test_a_step_is_one_message_out_and_one_home_per_peer(ranks):
+    assert ranks.run(_traffic, 2) == [{(2, 2)}, {(2, 2)}]
 
 
 def test_ids_twice_and_ids_unknown():
