@@ -3,92 +3,41 @@
 Everything here is a pure function of the system's reference positions and cell and of the number of ranks, evaluated
 alike on every rank: no rank ever has to be told. Coordinates are fractional, so triclinic cells are boxes here.
 Along a periodic axis the domains tile [0, 1); along any other they cover the whole line, the outer ones open-ended.
+
+The grid of a divided system is made anew at every rebuild of its lists: that is all the re-balancing it needs.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from .neighbors import full_box
-from .units import heights
+from .arrangement import Arranger, Bytes, Dims, corners, cutting_order, most_domains, thinnest_allowed
+from .cuts import descend, nested
+from .frame import Frame
 
-# Cuts within this share of a domain's atoms are as good as the exact quantile: the widest gap among them is taken.
-_CUT_WINDOW = 0.02
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Fractional coordinates of one reference cell.
-
-    Attributes:
-        box: (3, 3), Å, lattice vectors as rows; unit vectors along axes that are not periodic.
-        inverse: (3, 3), its inverse.
-        heights: (3,), Å, thickness of the cell along each axis.
-        periodic: (3,) bool.
-    """
-
-    box: np.ndarray
-    inverse: np.ndarray
-    heights: np.ndarray
-    periodic: np.ndarray
-
-    @classmethod
-    def of(cls, cell: np.ndarray, periodic: np.ndarray) -> Frame:
-        """Raises ValueError for periodic axes whose vectors are zero, dependent or not finite."""
-        periodic = np.asarray(periodic, dtype=bool)
-        box = full_box(np.asarray(cell, dtype=np.float64), periodic)
-        return cls(box, _inverse(box), heights(box), periodic)
-
-    def fractional(self, positions: np.ndarray) -> np.ndarray:
-        """(n, 3) Å -> (n, 3). In plain products and sums: every rank must get the same bits, BLAS promises none."""
-        x, m = positions, self.inverse
-        return np.stack([x[:, 0] * m[0, a] + x[:, 1] * m[1, a] + x[:, 2] * m[2, a] for a in range(3)], axis=1)
-
-    def wrap(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Fractional coordinates in [0, 1) along periodic axes, and the image each atom sits in.
-
-        Returns:
-            fractional (n, 3) and image int32 (n, 3): positions = (fractional + image) @ box.
-        """
-        fractional = self.fractional(positions)
-        image = np.floor(fractional)
-        image[:, ~self.periodic] = 0.0
-        fractional = fractional - image
-        # -1e-17 lies in image -1 at a fraction that rounds to 1: it belongs to the start of image 0.
-        over = self.periodic & (fractional >= 1.0)
-        image[over] += 1.0
-        fractional[over] = 0.0
-        return fractional, image.astype(np.int32)
-
-
-def _inverse(m: np.ndarray) -> np.ndarray:
-    rows = [[float(v) for v in row] for row in m]
-    (a, b, c), (d, e, f), (g, h, i) = rows
-    adjugate = [
-        [e * i - f * h, c * h - b * i, b * f - c * e],
-        [f * g - d * i, a * i - c * g, c * d - a * f],
-        [d * h - e * g, b * g - a * h, a * e - b * d],
-    ]
-    determinant = a * adjugate[0][0] + b * adjugate[1][0] + c * adjugate[2][0]
-    return np.array([[v / determinant for v in row] for row in adjugate])
+#: Work on a remote ghost as a share of that on an own atom, for short-ranged pair potentials.
+GHOST_WORK = 0.25
 
 
 @dataclass(frozen=True)
 class RankGrid:
-    """A grid of domains over one system.
+    """A grid of domains over one system, its cuts nested: each slab has planes of its own, and each column in it.
 
     Attributes:
         dims: domains along each axis; domain (i, j, k) has number (i * dims[1] + j) * dims[2] + k.
-        cuts: the planes between domains along each axis, fractional, ascending, dims[axis] - 1 of them.
+        order: the axes in the order in which they are cut.
+        planes: per level of that order, for each block there is, the planes that divide it: fractional, ascending,
+            dims[axis] - 1 of them.
         periodic: (3,) which axes are periodic.
     """
 
-    dims: tuple[int, int, int]
-    cuts: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+    dims: Dims
+    order: Dims
+    planes: tuple[tuple[tuple[float, ...], ...], ...]
     periodic: tuple[bool, bool, bool]
 
     @property
@@ -100,35 +49,90 @@ class RankGrid:
         """Axes with more than one domain."""
         return (self.dims[0] > 1, self.dims[1] > 1, self.dims[2] > 1)
 
+    @cached_property
+    def _levels(self) -> list[np.ndarray]:
+        return [np.array(level, dtype=np.float64).reshape(len(level), -1) for level in self.planes]
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        """Number of each domain, in the order in which they are cut."""
+        numbers = np.arange(self.n_domains, dtype=np.int32).reshape(self.dims)
+        return numbers.transpose(self.order).ravel()
+
+    @cached_property
+    def _corners(self) -> tuple[np.ndarray, np.ndarray]:
+        by_cut = corners(self._levels, self.order, np.array(self.periodic))
+        at = np.argsort(self._numbers)
+        return by_cut[0][at], by_cut[1][at]
+
     def owners(self, fractional: np.ndarray) -> np.ndarray:
         """Number of the domain of each atom, int32, from wrapped fractional coordinates (n, 3)."""
-        number = np.zeros(len(fractional), dtype=np.int32)
-        for axis in range(3):
-            number *= self.dims[axis]
-            if self.dims[axis] > 1:
-                # side="right": an atom exactly on a plane belongs to the domain above it.
-                number += np.searchsorted(self.cuts[axis], fractional[:, axis], side="right").astype(np.int32)
-        return number
+        block = np.zeros(len(fractional), dtype=np.int16)
+        for axis, planes in zip(self.order, self._levels, strict=True):
+            block = descend(block, planes, fractional[:, axis])
+        return self._numbers[block]
 
     def bounds(self, domain: int) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper fractional bounds (3,) of a domain; infinite where nothing bounds it."""
-        low, high = np.full(3, -np.inf), np.full(3, np.inf)
-        for axis in (2, 1, 0):
-            domain, place = divmod(domain, self.dims[axis])
-            if self.dims[axis] == 1:
-                continue
-            open_end = 0.0 if self.periodic[axis] else np.inf
-            edges = (-open_end, *self.cuts[axis], 1.0 + open_end)
-            low[axis], high[axis] = edges[place], edges[place + 1]
-        return low, high
+        return self._corners[0][domain].copy(), self._corners[1][domain].copy()
 
 
-WHOLE = RankGrid((1, 1, 1), ((), (), ()), (False, False, False))
+WHOLE = RankGrid((1, 1, 1), (0, 1, 2), (((),), ((),), ((),)), (False, False, False))
 
 
 def ranks_for(n_atoms: int, size: int, split_atoms: int) -> int:
     """How many ranks a system may use: at least `split_atoms` atoms each, else it stays whole."""
     return max(1, min(size, n_atoms // max(split_atoms, 1)))
+
+
+@dataclass(frozen=True)
+class Division:
+    """A system, divided.
+
+    Attributes:
+        frame: its faces in the vacuum, if there is one and the system is in several domains.
+        grid: the domains.
+        fractional, image: (n, 3) each, wrapped coordinates in that frame, see `Frame.wrap`.
+    """
+
+    frame: Frame
+    grid: RankGrid
+    fractional: np.ndarray
+    image: np.ndarray
+
+
+def divide(
+    frame: Frame,
+    positions: np.ndarray,
+    size: int,
+    reach: float,
+    *,
+    split_atoms: int = 500,
+    grid: Sequence[int] | None = None,
+    ghost_work: float = GHOST_WORK,
+    need: Bytes | None = None,
+    allowed: float = np.inf,
+) -> Division:
+    """Choose the grid of one system, with faces of the cell moved into its vacuum.
+
+    Args:
+        frame: of its cell, `Frame.of`. positions: (n, 3), Å, anywhere. The rest: see `grid_for`.
+    """
+    fractional, image = frame.wrap(positions)
+    clear = frame.clear_of(fractional, reach)
+    if clear is not frame:
+        moved = clear.wrap(positions)
+        cut = grid_for(
+            clear, moved[0], size, reach,
+            split_atoms=split_atoms, grid=grid, ghost_work=ghost_work, need=need, allowed=allowed,
+        )  # fmt: skip
+        # A whole system has the same bits as one that never had a choice.
+        return Division(clear, cut, *moved) if cut.n_domains > 1 else Division(frame, WHOLE, fractional, image)
+    cut = grid_for(
+        frame, fractional, size, reach,
+        split_atoms=split_atoms, grid=grid, ghost_work=ghost_work, need=need, allowed=allowed,
+    )  # fmt: skip
+    return Division(frame, cut, fractional, image)
 
 
 def choose_grid(
@@ -142,24 +146,14 @@ def choose_grid(
     split_atoms: int = 500,
     grid: Sequence[int] | None = None,
 ) -> RankGrid:
-    """The rank grid of one system.
-
-    As many ranks as the system has atoms for and as its shape allows, in the arrangement with the fewest ghosts.
-    No domain is thinner than `reach` along a periodic axis. Cut planes lie at quantiles of the atoms' coordinates,
-    so that vacuum costs nobody work.
-
-    Args:
-        cell: (3, 3), Å. pbc: (3,) bool. positions: (n, 3), Å, anywhere.
-        size: ranks there are. reach: Å, cutoff + skin.
-        split_atoms: a rank is only added for every so many atoms.
-        grid: domains per axis, if the caller wants to choose; reduced where they would be too thin.
+    """The rank grid of one system: `grid_for` from its cell (3, 3), Å, pbc (3,) and positions (n, 3), Å, anywhere.
 
     Raises:
-        ValueError: a forced grid that is not three positive numbers or needs more ranks than there are.
+        ValueError: a cell that is none; a forced grid that makes no sense, see `check_grid`.
     """
+    assert n_atoms == len(positions)
     frame = Frame.of(cell, pbc)
-    fractional, _ = frame.wrap(positions)
-    return grid_for(frame, fractional, size, reach, split_atoms=split_atoms, grid=grid)
+    return grid_for(frame, frame.wrap(positions)[0], size, reach, split_atoms=split_atoms, grid=grid)
 
 
 def grid_for(
@@ -170,22 +164,42 @@ def grid_for(
     *,
     split_atoms: int = 500,
     grid: Sequence[int] | None = None,
+    ghost_work: float = GHOST_WORK,
+    need: Bytes | None = None,
+    allowed: float = np.inf,
 ) -> RankGrid:
-    """`choose_grid` for coordinates that are wrapped already."""
+    """The rank grid of one system.
+
+    Of all arrangements the system has atoms for and its shape allows, the one whose fullest domain has the least to
+    do: that may be one with fewer domains than there are ranks. No domain is thinner than `reach` along a periodic
+    axis. Cut planes lie at quantiles of the atoms' coordinates, so that vacuum costs nobody work.
+
+    Args:
+        frame, fractional: cell and wrapped coordinates (n, 3) of the atoms.
+        size: ranks there are. reach: Å, how far a domain sees.
+        split_atoms: a rank is only added for every so many atoms, unless memory calls for it.
+        grid: domains per axis, if the caller wants to choose; reduced where they would be too thin.
+        ghost_work: work on a remote ghost, as a share of that on an own atom.
+        need, allowed: memory of domains and how much there is, see `memory.py`.
+
+    Raises:
+        ValueError: a forced grid that is not three positive numbers or needs more ranks than there are.
+    """
     n_atoms = len(fractional)
     if grid is not None:
-        dims = _allowed(check_grid(grid, size), frame, reach)
+        dims, most = check_grid(grid, size), most_domains(frame, reach, size)
+        dims = min(dims[0], most[0]), min(dims[1], most[1]), min(dims[2], most[2])
+    elif n_atoms == 0 or ((ranks := ranks_for(n_atoms, size, split_atoms)) == 1 and need is None):
+        return WHOLE
     else:
-        ranks = ranks_for(n_atoms, size, split_atoms)
-        if ranks == 1:
-            return WHOLE
-        dims = _best(_occupied(frame, fractional, reach), reach, ranks)
+        dims = Arranger(frame, fractional, reach, ghost_work).best(ranks, size, need, allowed)
     if dims == (1, 1, 1):
         return WHOLE
-    thinnest = [reach / h * (1 + 1e-9) for h in frame.heights]
-    cuts = [_cuts(fractional[:, a], dims[a], thinnest[a], bool(frame.periodic[a])) for a in range(3)]
+    order = cutting_order(dims)
+    levels = nested(fractional, dims, order, thinnest_allowed(frame, reach))
+    planes = tuple(tuple(tuple(row) for row in level.tolist()) for level in levels)
     p = frame.periodic
-    return RankGrid(dims, (cuts[0], cuts[1], cuts[2]), (bool(p[0]), bool(p[1]), bool(p[2])))
+    return RankGrid(dims, order, planes, (bool(p[0]), bool(p[1]), bool(p[2])))
 
 
 def check_grid(grid: Sequence[int], size: int) -> tuple[int, int, int]:
@@ -198,76 +212,15 @@ def check_grid(grid: Sequence[int], size: int) -> tuple[int, int, int]:
     return dims[0], dims[1], dims[2]
 
 
-def _allowed(dims: tuple[int, int, int], frame: Frame, reach: float) -> tuple[int, int, int]:
-    """The forced grid, reduced along periodic axes where its domains would be thinner than reach."""
-    most = [_fits(h, reach) if p else d for h, p, d in zip(frame.heights, frame.periodic, dims, strict=True)]
-    return min(dims[0], most[0]), min(dims[1], most[1]), min(dims[2], most[2])
-
-
-def _fits(length: float, reach: float) -> int:
-    return max(1, int(length / (reach * (1 + 1e-9))))
-
-
-def _occupied(frame: Frame, fractional: np.ndarray, reach: float) -> np.ndarray:
-    """Length along each axis in which there are atoms, (3,), Å: the cell less its largest vacuum."""
-    lengths = np.zeros(3)
-    for axis in range(3):
-        values = np.sort(fractional[:, axis])
-        extent = (values[-1] - values[0]) if len(values) else 0.0
-        if frame.periodic[axis]:
-            inner = float(np.diff(values).max()) if len(values) > 1 else 0.0
-            vacuum = max(inner, 1.0 - extent)
-            extent = 1.0 if vacuum * frame.heights[axis] < reach else 1.0 - vacuum
-        lengths[axis] = extent * frame.heights[axis]
-    return lengths
-
-
-def _best(lengths: np.ndarray, reach: float, ranks: int) -> tuple[int, int, int]:
-    """Of all grids that use the most ranks, the one whose domains have the least volume with their ghosts."""
-    most = [_fits(length, reach) for length in lengths]
-    choices = [
-        dims
-        for dims in itertools.product(*(range(1, min(m, ranks) + 1) for m in most))
-        if dims[0] * dims[1] * dims[2] <= ranks
-    ]
-
-    def cost(dims: tuple[int, ...]) -> tuple[float, float, tuple[int, ...]]:
-        sides = [max(x, reach) / d + (2 * reach if d > 1 else 0.0) for x, d in zip(lengths, dims, strict=True)]
-        # Rounded, so that equal grids of a cube are told apart by the rule, not by round-off.
-        return (-float(np.prod(dims)), round(float(np.prod(sides)), 6), dims)
-
-    best = min(choices, key=cost)
-    return best[0], best[1], best[2]
-
-
-def _cuts(values: np.ndarray, parts: int, thinnest: float, periodic: bool) -> tuple[float, ...]:
-    """Planes that divide the atoms evenly, in gaps between them where there are gaps, never too close together."""
-    if parts == 1:
-        return ()
-    ordered = np.sort(values)
-    cuts: list[float] = []
-    for k in range(1, parts):
-        cut = _gap(ordered, k, parts) if len(ordered) > 1 else k / parts
-        if periodic:
-            cut = min(cut, 1.0 - (parts - k) * thinnest)
-            cut = max(cut, k * thinnest)
-        if cuts:
-            cut = max(cut, cuts[-1] + thinnest)
-        cuts.append(cut)
-    return tuple(cuts)
-
-
-def _gap(ordered: np.ndarray, k: int, parts: int) -> float:
-    """A plane near the k-th of `parts` quantiles, in the middle of the widest gap there."""
-    n = len(ordered)
-    middle = min(max(round(k * n / parts), 1), n - 1)
-    window = int(_CUT_WINDOW * n / parts)
-    low, high = max(1, middle - window), min(n - 1, middle + window)
-    gaps = ordered[low : high + 1] - ordered[low - 1 : high]
-    widest = gaps.max()
-    near = np.flatnonzero(gaps >= widest * (1 - 1e-9)) + low
-    best = int(near[np.argmin(np.abs(near - middle))])
-    return float(0.5 * (ordered[best - 1] + ordered[best]))
-
-
-__all__ = ["WHOLE", "Frame", "RankGrid", "check_grid", "choose_grid", "grid_for", "ranks_for"]
+__all__ = [
+    "GHOST_WORK",
+    "WHOLE",
+    "Division",
+    "Frame",
+    "RankGrid",
+    "check_grid",
+    "choose_grid",
+    "divide",
+    "grid_for",
+    "ranks_for",
+]
