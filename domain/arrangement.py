@@ -19,7 +19,7 @@ Bytes = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 # Arrangements within this share of the best count as equally good: what decides then does not change as atoms move.
 # First where costs follow from the shape of the cell, then where they are those of a sample.
-_TIE, _SAMPLED_TIE = 0.02, 0.05
+_TIE, _SAMPLED_TIE = 0.04, 0.05
 # Arrangements tried out per number of domains, and over all; and how far a guess may be off.
 _PER_COUNT, _MOST, _DOUBT = 2, 5, 1.5
 
