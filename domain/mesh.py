@@ -1,14 +1,16 @@
 """A rank's view of its sub-mesh: rank, size, device, and the collectives that the rest of the project needs.
 
-Every collective is made of one primitive, the `swap` of a transport (`transport.py`): each rank hands each peer at
-most one message. Sums are taken in rank order after everybody has everybody's part, so that all ranks hold the same
-bits. A mesh of one is the same object with identities: no caller asks whether it is distributed.
+Every collective is made of one primitive, `swap`, which a transport carries (`transport.py`, `local.py`): each rank
+hands each peer at most one message. Sums are taken in rank order after everybody has everybody's part, so that all
+ranks hold the same bits. A mesh of one is the same object with identities: no caller asks whether it is distributed.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,9 +19,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .transport import GlooTransport, LocalTransport, MeshError, NoTransport, Transport, same_host
+from .local import LocalTransport
+from .transport import Fault, GlooTransport, MeshError, NoTransport, RankFailed, Transport, same_host
 
 Wire = Literal["auto", "gloo", "local"]
+
+#: The attribute of an exception that all ranks of a mesh have raised together, and what it holds: which mesh.
+_COMMON = "_raised_by_mesh"
+_names = (f"{os.getpid()}.{n}" for n in itertools.count())
 
 
 class Mesh:
@@ -27,18 +34,29 @@ class Mesh:
 
     All methods that communicate are collective: every rank of the mesh calls them, in the same order. Whatever goes
     wrong between ranks (a peer died, did not answer within the timeout, or closed its mesh) surfaces as `MeshError`;
-    after that the mesh is of no more use and every further call raises at once.
+    after that the mesh is of no more use and every further call raises at once. What goes wrong on one rank reaches
+    the others through `guard` (or `fail`), and surfaces there as `RankFailed`, a MeshError with the original text.
     """
 
     def __init__(
-        self, rank: int, size: int, device: torch.device | str, transport: Transport, store: Any = None
+        self,
+        rank: int,
+        size: int,
+        device: torch.device | str,
+        transport: Transport,
+        store: Any = None,
+        timeout: float = 60.0,
     ) -> None:
         self.rank, self.size = rank, size
         self.device = torch.device(device)
         self._transport = transport
         self._store = store
+        self.timeout = timeout
+        self._name = next(_names)
+        self._guard = Guard(self)
         self._children = 0
-        self._broken: str | None = None
+        self._subs: weakref.WeakSet[Mesh] = weakref.WeakSet()
+        self._broken: MeshError | None = None
         self._closed = False
         self._pending = False
         self.messages = 0
@@ -84,11 +102,11 @@ class Mesh:
         if wire not in ("auto", "gloo", "local"):
             raise ValueError(f"wire must be auto, gloo or local, is {wire!r}")
         if size == 1:
-            return cls(0, 1, device, NoTransport(), store)
+            return cls(0, 1, device, NoTransport(), store, timeout)
         if wire == "auto":
             wire = "local" if same_host(store, rank, size, timeout) else "gloo"
         transport: Transport = (LocalTransport if wire == "local" else GlooTransport)(store, rank, size, timeout)
-        mesh = cls(rank, size, device, transport, store)
+        mesh = cls(rank, size, device, transport, store, timeout)
         mesh.barrier()
         return mesh
 
@@ -110,20 +128,32 @@ class Mesh:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls.join(PrefixStore(f"mattermill/{attempt}", store), rank, size, device, timeout, wire=wire)
 
-    def sub(self, ranks: Sequence[int], timeout: float = 60.0) -> Mesh | None:
-        """A mesh of some of these ranks, in this order; None on the others. Collective over the whole mesh."""
+    def sub(self, ranks: Sequence[int], timeout: float | None = None, *, wire: Wire = "auto") -> Mesh | None:
+        """A mesh of some of these ranks, in this order; None on the others.
+
+        Collective over the whole mesh: ranks that will be in one sub-mesh name the same ranks; groups without a rank
+        in common can be formed in one call, each naming its own. A sub-mesh outlives the mesh that it came from.
+
+        Args:
+            ranks: of this mesh, in any order: the first leads.
+            timeout: as for `join`; None is this mesh's own.
+        """
         ranks = [int(r) for r in ranks]
         if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < self.size for r in ranks):
             raise ValueError(f"ranks of a sub-mesh must be distinct and in 0..{self.size - 1}, are {ranks}")
+        self._check()
         self._children += 1
         if self.rank not in ranks:
             return None
+        timeout = self.timeout if timeout is None else timeout
         if len(ranks) == 1:
-            return Mesh.single(self.device)
+            return Mesh(0, 1, self.device, NoTransport(), timeout=timeout)
         from torch.distributed import PrefixStore
 
         store = PrefixStore(f"sub/{self._children}/{'-'.join(map(str, ranks))}", self._store)
-        return Mesh.join(store, ranks.index(self.rank), len(ranks), self.device, timeout)
+        sub = Mesh.join(store, ranks.index(self.rank), len(ranks), self.device, timeout, wire=wire)
+        self._subs.add(sub)
+        return sub
 
     # --- being -------------------------------------------------------------------------------------------------
 
@@ -151,6 +181,42 @@ class Mesh:
             self._closed = True
             self._transport.close()
 
+    # --- failing -----------------------------------------------------------------------------------------------
+
+    def guard(self) -> Guard:
+        """``with mesh.guard():`` what fails here on one rank reaches all.
+
+        An error that leaves the block is told to the peers (see `fail`) and goes on. One that all ranks raise together
+        (from `broadcast_object`) just goes on, and leaves the mesh whole. Costs nothing to enter, and can be nested.
+        """
+        return self._guard
+
+    def fail(self, error: BaseException) -> None:
+        """This rank cannot go on: tell the peers why, and close.
+
+        Their pending or next call raises `RankFailed` with "rank r failed: Type: text", also if this process ends right
+        afterwards. If it was a peer that was lost or failed, that is what is passed on. Sub-meshes fail along with it.
+        """
+        if self._closed:
+            return
+        cause = (self._broken or error) if isinstance(error, MeshError) else error
+        if isinstance(cause, MeshError):
+            fault = Fault(str(cause), own=isinstance(cause, RankFailed))
+        else:
+            fault = Fault(f"rank {self.rank} failed: {_text(cause)}", own=True)
+        self._broken = fault.error()
+        self._transport.tell(fault)
+        self.close()
+        for sub in list(self._subs):
+            sub.fail(error)
+
+    def _heed(self, error: MeshError | None = None) -> None:
+        """Raise what a peer has told, if any did; what the transport raised is its consequence. The mesh is broken."""
+        fault = self._transport.told()
+        self._broken = error if fault is None else fault.error()
+        if fault is not None:
+            raise fault.error() from error
+
     # --- the primitive -----------------------------------------------------------------------------------------
 
     def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
@@ -164,11 +230,12 @@ class Mesh:
         if self.size == 1:
             return
         self._check()
+        self._heed()
         self._pending = True
         try:
             self._transport.begin(out, into)
         except MeshError as error:
-            self._broken = f"this mesh broke before: {error}"
+            self._heed(error)
             raise
         self.collectives += 1
         for message in out:
@@ -186,7 +253,7 @@ class Mesh:
         try:
             self._transport.finish()
         except MeshError as error:
-            self._broken = f"this mesh broke before: {error}"
+            self._heed(error)
             raise
 
     def swap(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
@@ -199,8 +266,10 @@ class Mesh:
         self.finish()
 
     def _check(self) -> None:
-        if self._closed or self._broken:
-            raise MeshError(self._broken or "this mesh is closed")
+        if self._broken:
+            raise type(self._broken)(f"this mesh broke before: {self._broken}")
+        if self._closed:
+            raise MeshError("this mesh is closed")
         if self._pending:
             raise MeshError(f"rank {self.rank} has begun an exchange: finish it before any other collective")
 
@@ -311,6 +380,7 @@ class Mesh:
         if self.size > 1:
             value = self._broadcast_pickled(value, src)
         if isinstance(value, Exception):
+            value.__dict__[_COMMON] = self._name
             raise value
         return value
 
@@ -332,6 +402,32 @@ class Mesh:
         return received.copy() if isinstance(received, _Thrown) else received
 
 
+class Guard:
+    """See `Mesh.guard`. One for a mesh's life: it holds nothing."""
+
+    __slots__ = ("_mesh",)
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = weakref.proxy(mesh)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or self._mesh.size == 1:
+            return
+        # A generator that is closed has not failed.
+        if not isinstance(error, GeneratorExit) and error.__dict__.get(_COMMON) != self._mesh._name:
+            self._mesh.fail(error)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # whatever a class of somebody else's raises when it is printed
+        return type(error).__name__
+
+
 @dataclass(frozen=True)
 class _Thrown:
     """An exception on its way to other ranks: its text, and itself, pickled, if it can be."""
@@ -341,7 +437,7 @@ class _Thrown:
 
     @classmethod
     def of(cls, error: Exception) -> _Thrown:
-        text = f"{type(error).__name__}: {error}"
+        text = _text(error)
         try:
             return cls(text, pickle.dumps(error, protocol=5))
         except Exception:  # whatever a class of somebody else's raises: the text goes on its way without it
@@ -356,8 +452,8 @@ class _Thrown:
         except Exception:  # as above
             return RuntimeError(self.text)
         # What came back may be something else: a class can say how it is pickled.
-        same = isinstance(error, Exception) and f"{type(error).__name__}: {error}" == self.text
+        same = isinstance(error, Exception) and _text(error) == self.text
         return error if same else RuntimeError(self.text)
 
 
-__all__ = ["Mesh", "MeshError"]
+__all__ = ["Guard", "Mesh", "MeshError", "RankFailed"]

@@ -1,30 +1,54 @@
-"""What carries messages between the ranks of a mesh: gloo between hosts, Unix sockets on one host.
+"""What carries messages between the ranks of a mesh: gloo between hosts; on one host see `local.py`.
 
 A transport does one thing: every rank hands every peer at most one message whose size both know. It comes in two
-halves, `begin` and `finish`, so that a rank can compute while messages are under way.
+halves, `begin` and `finish`, so that a rank can compute while messages are under way. A rank that fails leaves last
+words with its peers, which outlive it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import select
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
 class MeshError(RuntimeError):
-    """Ranks lost each other: a peer died, closed its mesh, or did not answer within the timeout."""
+    """Ranks lost each other: a peer died, failed, closed its mesh, or did not answer within the timeout."""
+
+
+class RankFailed(MeshError):
+    """A peer failed with an error of its own, which it told: ``rank 3 failed: ValueError: what it said``."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Last words of a rank. `own`: whether an error of its own ended it, rather than the loss of a peer."""
+
+    text: str
+    own: bool
+
+    def pack(self) -> bytes:
+        return (b"!" if self.own else b"?") + self.text.encode(errors="replace")
+
+    @classmethod
+    def unpack(cls, words: bytes) -> Fault:
+        return cls(words[1:].decode(errors="replace"), words[:1] == b"!")
+
+    def error(self) -> MeshError:
+        return RankFailed(self.text) if self.own else MeshError(self.text)
 
 
 class Transport(Protocol):
-    """`begin` and `finish` alternate. Tensors stay as they are, and are not read, between the two."""
+    """`begin` and `finish` alternate, and all ranks call them equally often. Between the two, what is sent must not
+    change and what is received is not to be read."""
 
     name: str
 
@@ -32,9 +56,16 @@ class Transport(Protocol):
         """Send what can be sent without waiting; returns at once."""
 
     def finish(self) -> None:
-        """Wait until everything begun has been sent and received."""
+        """Wait until everything begun has been sent and received, at most the timeout."""
 
-    def close(self) -> None: ...
+    def tell(self, fault: Fault) -> None:
+        """Leave last words with every peer. Waits next to nothing, and raises nothing."""
+
+    def told(self) -> Fault | None:
+        """A peer's last words, if there are any."""
+
+    def close(self) -> None:
+        """Leave; whatever is pending is abandoned."""
 
 
 class NoTransport:
@@ -48,48 +79,112 @@ class NoTransport:
     def finish(self) -> None:
         pass
 
+    def tell(self, fault: Fault) -> None:
+        pass
+
+    def told(self) -> Fault | None:
+        return None
+
     def close(self) -> None:
         pass
 
 
+#: The tag of last words, and their size: gloo needs to know it before.
+_LAST_TAG, _LAST_BYTES = 2**31 - 1, 2048
+
+#: Seconds that last words may take, to be sent and to be found.
+_LAST_SECONDS = 1.0
+
+
 class GlooTransport:
-    """torch's gloo process group, built on the given store without touching torch's global groups."""
+    """torch's gloo process group, built on the given store without touching torch's global groups.
+
+    A receive for each peer's last words stands from the beginning: they come over the same connection as its end.
+    """
 
     name = "gloo"
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         from torch.distributed import PrefixStore, ProcessGroupGloo
 
-        self.rank, self.timeout = rank, timedelta(seconds=timeout)
-        self.pending: list[Any] = []
-        store.set_timeout(self.timeout)
+        self.rank, self.timeout = rank, timeout
+        self.number = 0
+        self.pending: list[tuple[int, Any]] = []
+        limit = timedelta(seconds=timeout)
+        store.set_timeout(limit)
         try:
-            self.group: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, self.timeout)
+            self.group: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, limit)
         except RuntimeError as error:  # gloo raises nothing more specific
             raise MeshError(
                 f"rank {rank} of {size} could not form a gloo group within {timeout:g} s: {error}"
             ) from error
+        boards = {p: torch.zeros(_LAST_BYTES, dtype=torch.uint8) for p in range(size) if p != rank}
+        self.last = {p: self.group.recv([board], p, _LAST_TAG) for p, board in boards.items()}
+        self.boards = {p: memoryview(board.numpy()) for p, board in boards.items()}
 
     def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
+        self.number += 1
         try:
-            self.pending = [self.group.recv([t], p, 0) for p, t in enumerate(into) if t is not None and t.numel()]
-            self.pending += [self.group.send([t], p, 0) for p, t in enumerate(out) if t is not None and t.numel()]
+            self.pending = [
+                (p, self.group.recv([t], p, self._tag(t))) for p, t in enumerate(into) if t is not None and t.numel()
+            ]
+            self.pending += [
+                (p, self.group.send([t], p, self._tag(t))) for p, t in enumerate(out) if t is not None and t.numel()
+            ]
         except RuntimeError as error:
             raise MeshError(f"rank {self.rank} lost a peer in an exchange: {error}") from error
+
+    def _tag(self, tensor: Tensor) -> int:
+        """Of the exchange's number and the size: ranks out of step wait for each other in vain, as gloo would end the
+        process if a message were larger than expected, and say nothing if it were smaller."""
+        return (self.number % 2047) << 20 | (tensor.numel() * tensor.element_size()) % 1048573
 
     def finish(self) -> None:
         pending, self.pending = self.pending, []
-        try:
-            for work in pending:
-                work.wait(self.timeout)
-        except RuntimeError as error:
-            raise MeshError(f"rank {self.rank} lost a peer in an exchange: {error}") from error
+        deadline = time.monotonic() + self.timeout
+        for peer, work in pending:
+            try:
+                # Zero would mean no limit.
+                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            except RuntimeError as error:
+                self._listen(peer)
+                late = time.monotonic() >= deadline
+                what = f"waited {self.timeout:g} s for" if late else "lost"
+                raise MeshError(f"rank {self.rank} {what} rank {peer} in an exchange: {error}") from error
+
+    def _listen(self, peer: int) -> None:
+        """After the loss of a peer: its last words have come before its end, but may still be in gloo's hands."""
+        with contextlib.suppress(RuntimeError):
+            self.last[peer].wait(timedelta(seconds=_LAST_SECONDS))
+
+    def tell(self, fault: Fault) -> None:
+        if self.group is None:
+            return
+        words = fault.pack()[: _LAST_BYTES - 1]
+        # Its last byte says that all of it is there.
+        message = torch.zeros(_LAST_BYTES, dtype=torch.uint8)
+        message[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        message[-1] = 1
+        works = []
+        for peer in self.boards:
+            with contextlib.suppress(RuntimeError):  # it may be the one that is lost
+                works.append(self.group.send([message], peer, _LAST_TAG))
+        deadline = time.monotonic() + _LAST_SECONDS
+        for work in works:
+            with contextlib.suppress(RuntimeError):
+                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+
+    def told(self) -> Fault | None:
+        for board in self.boards.values():
+            if board[-1]:
+                return Fault.unpack(bytes(board[:-1]).rstrip(b"\0"))
+        return None
 
     def close(self) -> None:
         if self.group is not None:
             with contextlib.suppress(RuntimeError):  # peers that are gone already
                 self.group.abort()
-            self.group = None
+            self.group, self.pending, self.last = None, [], {}
 
 
 def same_host(store: Any, rank: int, size: int, timeout: float) -> bool:
@@ -100,13 +195,19 @@ def same_host(store: Any, rank: int, size: int, timeout: float) -> bool:
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = os.readlink("/proc/self/ns/net")
-    mine = f"{socket.gethostname()} {boot} {namespace}" if boot and namespace else f"alone {rank}"
+    able = hasattr(os, "memfd_create") and hasattr(os, "eventfd")
+    mine = f"{socket.gethostname()} {boot} {namespace}" if boot and namespace and able else f"alone {rank}"
     store.set(f"host/{rank}", mine)
-    hosts = {_get(store, f"host/{p}", timeout, rank).decode() for p in range(size)}
+    hosts = {wait_at(store, f"host/{p}", timeout, rank).decode() for p in range(size)}
     return len(hosts) == 1
 
 
-def _get(store: Any, key: str, timeout: float, rank: int) -> bytes:
+def wait_at(store: Any, key: str, timeout: float, rank: int) -> bytes:
+    """What a peer has put, or will put, at the store.
+
+    Raises:
+        MeshError: nobody did within the timeout, or the store is gone.
+    """
     try:
         store.wait([key], timedelta(seconds=timeout))
         return store.get(key)
@@ -114,129 +215,4 @@ def _get(store: Any, key: str, timeout: float, rank: int) -> bytes:
         raise MeshError(f"rank {rank} waited {timeout:g} s for its peers at the store ({key}): {error}") from error
 
 
-class LocalTransport:
-    """Unix sockets in the kernel's abstract namespace, one per pair of ranks of one host.
-
-    A peer that dies is seen at once (end of file). Messages go straight from and into the tensors' memory.
-    """
-
-    name = "local"
-
-    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
-        self.rank, self.timeout = rank, timeout
-        self.sockets: dict[int, socket.socket] = {}
-        self.sending: dict[int, memoryview] = {}
-        self.receiving: dict[int, memoryview] = {}
-        # A random name in the abstract namespace: no file to leave behind. The token keeps strangers out.
-        name, token = os.urandom(16).hex(), os.urandom(16)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(f"\0mattermill-{name}")
-            listener.listen(size)
-            store.set(f"socket/{rank}", name.encode() + b" " + token.hex().encode())
-            self._connect(store, rank)
-            self._accept(listener, token, rank, size)
-        except OSError as error:
-            self.close()
-            raise MeshError(f"rank {rank} of {size} could not connect to its peers: {error}") from error
-        finally:
-            listener.close()
-        for connection in self.sockets.values():
-            connection.setblocking(False)
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                connection.setsockopt(socket.SOL_SOCKET, option, 1 << 22)
-
-    def _connect(self, store: Any, rank: int) -> None:
-        for peer in range(rank):
-            name, token = _get(store, f"socket/{peer}", self.timeout, rank).split()
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.settimeout(self.timeout)
-            connection.connect(f"\0mattermill-{name.decode()}")
-            connection.sendall(bytes.fromhex(token.decode()) + rank.to_bytes(4, "little"))
-            self.sockets[peer] = connection
-
-    def _accept(self, listener: socket.socket, token: bytes, rank: int, size: int) -> None:
-        deadline = time.monotonic() + self.timeout
-        while len(self.sockets) < size - 1:
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            connection, _ = listener.accept()
-            connection.settimeout(self.timeout)
-            hello = b""
-            while len(hello) < 20 and (piece := connection.recv(20 - len(hello))):
-                hello += piece
-            peer = int.from_bytes(hello[16:], "little")
-            if hello[:16] != token or not rank < peer < size or peer in self.sockets:
-                connection.close()
-                continue
-            self.sockets[peer] = connection
-
-    def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
-        self.sending = {p: _bytes(t) for p, t in enumerate(out) if t is not None and t.numel()}
-        self.receiving = {p: _bytes(t) for p, t in enumerate(into) if t is not None and t.numel()}
-        self._move()
-
-    def finish(self) -> None:
-        deadline = time.monotonic() + self.timeout
-        while self.sending or self.receiving:
-            if not self._move() and (self.sending or self.receiving):
-                self._wait(deadline)
-
-    def _move(self) -> bool:
-        """Send and receive what goes without waiting; whether anything did."""
-        try:
-            return self._send() | self._receive()
-        except OSError as error:
-            raise MeshError(f"rank {self.rank} lost a peer in an exchange: {error}") from error
-
-    def _send(self) -> bool:
-        moved = False
-        for peer, left in list(self.sending.items()):
-            with contextlib.suppress(BlockingIOError):
-                self.sending[peer] = left[self.sockets[peer].send(left) :]
-                moved = True
-            if not self.sending[peer]:
-                del self.sending[peer]
-        return moved
-
-    def _receive(self) -> bool:
-        moved = False
-        for peer, left in list(self.receiving.items()):
-            with contextlib.suppress(BlockingIOError):
-                got = self.sockets[peer].recv_into(left)
-                if not got:
-                    raise MeshError(f"rank {self.rank} lost rank {peer}: it closed its connection")
-                self.receiving[peer] = left[got:]
-                moved = True
-            if not self.receiving[peer]:
-                del self.receiving[peer]
-        return moved
-
-    def _wait(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            late = sorted({*self.sending, *self.receiving})
-            raise MeshError(f"rank {self.rank} waited {self.timeout:g} s for ranks {late}")
-        # Not select(), which refuses descriptors of 1024 and above. A peer that is gone ends the wait, too: what is
-        # sent or received next then says so.
-        poller = select.poll()
-        for peer in {**self.sending, **self.receiving}:
-            events = (select.POLLOUT if peer in self.sending else 0) | (select.POLLIN if peer in self.receiving else 0)
-            poller.register(self.sockets[peer], events)
-        poller.poll(math.ceil(1000.0 * left))
-
-    def close(self) -> None:
-        for connection in self.sockets.values():
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-        self.sockets, self.sending, self.receiving = {}, {}, {}
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    assert tensor.is_contiguous()
-    assert tensor.device.type == "cpu"
-    array: Any = tensor.detach().reshape(-1).numpy()
-    return memoryview(array).cast("B")
-
-
-__all__ = ["GlooTransport", "LocalTransport", "MeshError", "NoTransport", "Transport", "same_host"]
+__all__ = ["Fault", "GlooTransport", "MeshError", "NoTransport", "RankFailed", "Transport", "same_host", "wait_at"]

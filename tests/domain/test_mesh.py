@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import fcntl
 import os
-import resource
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +17,6 @@ import torch
 
 import mattermill as mm
 from mattermill.domain.mesh import Mesh
-from mattermill.domain.transport import LocalTransport
 
 WIRES = ("gloo", "local")
 
@@ -173,60 +168,6 @@ def test_an_error_that_does_not_travel_is_told_by_name(ranks, kind, name, text):
     lead, other = ranks.run(_raise_foreign, 2, kind)
     assert lead == (name, text, True)
     assert other == ("RuntimeError", f"{name}: {text}", False)
-
-
-def test_many_open_files_do_not_matter():
-    """Descriptors of 1024 and above: select() refuses them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2048:
-        pytest.skip(f"at most {hard} files may be open here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    try:
-        ends = [_high(end) for end in socket.socketpair()]
-        ranks = [_pair_end(rank, end) for rank, end in enumerate(ends)]
-        n = 300_000  # more than a socket's buffer: both must wait for each other
-        got = [torch.zeros(n, dtype=torch.float64) for _ in ranks]
-
-        def swap(rank):
-            out = torch.arange(n, dtype=torch.float64) + rank
-            messages = [None, None], [None, None]
-            messages[0][1 - rank], messages[1][1 - rank] = out, got[rank]
-            _swap(ranks[rank], *messages)
-
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            list(pool.map(swap, (0, 1)))
-        assert [float(t[0]) for t in got] == [1.0, 0.0]
-        # A peer that is silent is missed after the timeout, one that is gone at once.
-        ranks[0].timeout = 0.3
-        with pytest.raises(mm.MeshError, match="waited 0.3 s for ranks".replace(".", "[.]")):
-            _swap(ranks[0], [None, None], [None, got[0]])
-        ranks[1].close()
-        with pytest.raises(mm.MeshError, match="closed its connection"):
-            _swap(ranks[0], [None, None], [None, got[0]])
-        ranks[0].close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _high(end):
-    """The same socket under a descriptor of at least 1100."""
-    number = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100)
-    end.close()
-    moved = socket.socket(fileno=number)
-    moved.setblocking(False)
-    return moved
-
-
-def _swap(transport, out, into):
-    transport.begin(out, into)
-    transport.finish()
-
-
-def _pair_end(rank, end):
-    transport = LocalTransport.__new__(LocalTransport)
-    transport.rank, transport.timeout, transport.sockets = rank, 30.0, {1 - rank: end}
-    transport.sending, transport.receiving = {}, {}
-    return transport
 
 
 def _die(mesh, victim):
