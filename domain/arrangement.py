@@ -58,7 +58,10 @@ class Arranger:
         self.n_atoms = len(fractional)
         self.points = fractional[sample(self.n_atoms)]
         self.margin, self.thinnest = reach / frame.heights, thinnest_allowed(frame, reach)
-        self.lengths, self.even = self._shape()
+        lengths, self.even = self._shape()
+        self.ring = frame.periodic & (lengths == frame.heights)
+        # In steps of 4 %: a cell that breathes must not change its arrangement all the time.
+        self.lengths = reach * np.exp(np.round(np.log(np.maximum(lengths / max(reach, 1e-9), 1e-9)) * 25) / 25)
 
     def _shape(self) -> tuple[np.ndarray, bool]:
         """Length along each axis in which there are atoms, (3,), Å; and whether they fill the cell evenly."""
@@ -131,11 +134,10 @@ class Arranger:
         for axis, parts in enumerate(dims):
             if parts > 1:
                 # At the ends of what is no ring nothing is seen beyond.
-                ring = self.frame.periodic[axis] and self.lengths[axis] == self.frame.heights[axis]
-                sides = 2 if ring else min(2, parts - 1)
+                sides = 2 if self.ring[axis] else min(2, parts - 1)
                 share /= parts
-                seen *= 1.0 + sides * self.reach * parts / max(self.lengths[axis], 1e-6 * self.reach + 1e-9)
-        return round(min(share * (1.0 + self.ghost_work * (seen - 1.0)), 1e300), 6)
+                seen *= 1.0 + sides * parts * (self.reach / self.lengths[axis] if self.reach else 0.0)
+        return round(share * (1.0 + self.ghost_work * (seen - 1.0)), 6)
 
     def occupants(self, dims: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Owned atoms and remote ghosts of each domain, (domains,), as the sample has them; domains as they are cut."""
