@@ -7,14 +7,21 @@ sums over a list have the same bits wherever and whenever it is built from the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import sqrt
 from typing import Literal
 
 import numpy as np
 
-from .units import heights, volume
+from .units import volume
 
 Lists = Literal["half", "full", "none"]
+Vector = tuple[float, float, float]
+
+#: Points that spread over more lattice vectors than this are wrapped before the search.
+_SPREAD = 1.5
+#: Lattice vectors from the origin: so far shifts are sure to be exact and to fit into 32 bits.
+_FAR = 1e8
 
 
 @dataclass
@@ -90,175 +97,110 @@ def build_system_list(
     Raises:
         ValueError: positions that are not finite, a periodic axis without a lattice vector, reach not positive.
     """
-    points = np.ascontiguousarray(points, dtype=np.float64).reshape(-1, 3)
-    found, shifts = _find_pairs(points, cell, periodic, reach)
+    points = _checked(points, reach)
     n = len(points)
-    if pairs == "none":
-        found, shifts = found[:0], shifts[:0]
-    i, j = found[:, 0], found[:, 1]
-    if pairs == "full":
-        i, j, shifts = np.concatenate([i, j]), np.concatenate([j, i]), np.concatenate([shifts, -shifts])
-        receives = np.ones(n, dtype=bool)
-        receives[n_owned:] = False if receivers is None else receivers
-    else:
-        # Pairs of owned atoms: the shift points to the upper side, so that half of the images are needed.
-        upper = (shifts[:, 0] > 0) | (
-            (shifts[:, 0] == 0) & ((shifts[:, 1] > 0) | ((shifts[:, 1] == 0) & (shifts[:, 2] > 0)))
-        )
-        flip = np.where((shifts == 0).all(axis=1), i > j, ~upper)
-        flip = np.where((i < n_owned) == (j < n_owned), flip, j < n_owned)
-        i, j, shifts = np.where(flip, j, i), np.where(flip, i, j), np.where(flip[:, None], -shifts, shifts)
-        receives = np.arange(n) < n_owned
-    kept = receives[i]
-    return _canonical(i[kept], j[kept], shifts[kept], n, n_owned, order_key)
+    receives = np.zeros(n, dtype=np.uint8)
+    receives[:n_owned] = 1
+    if pairs == "full" and receivers is not None:
+        receives[n_owned:] = receivers
+    return _search(points, n_owned, receives, cell, periodic, reach, pairs)
 
 
-def _canonical(
-    i: np.ndarray, j: np.ndarray, shifts: np.ndarray, n: int, n_owned: int, order_key: np.ndarray | None
-) -> SystemList:
-    """Sort and number directed pairs (i, j, shift)."""
-    bound = np.abs(shifts).max(axis=0).astype(np.int64) if len(shifts) else np.zeros(3, dtype=np.int64)
-    width = 2 * bound + 1
-    codes = int(width.prod())
-    # One integer per shift, in lexicographic order.
-    zero = int((bound[0] * width[1] + bound[1]) * width[2] + bound[2])
-    code = (shifts[:, 0] * width[1] + shifts[:, 1]) * width[2] + shifts[:, 2] + zero
-    row_of_rank, rank = _ranks(n, order_key)
-    i, j_rank, code = _sorted_pairs(i, rank[j], code, n, codes)
-
-    neighbors = row_of_rank[j_rank]
-    remote = np.bincount(i[neighbors >= n_owned], minlength=n)
-    shifted = np.flatnonzero(code != zero)
-    image_key = j_rank[shifted] * codes + code[shifted]
-    images = np.unique(image_key)
-    neighbors[shifted] = n + np.searchsorted(images, image_key)
-    image_of, image_code = row_of_rank[images // codes], images % codes
-    plane, s2 = np.divmod(image_code, width[2])
-    s0, s1 = np.divmod(plane, width[1])
-    count = np.bincount(i, minlength=n) if n else np.zeros(0, dtype=np.int64)
-    return SystemList(
-        n_owned=n_owned,
-        n_remote=n - n_owned,
-        image_of=image_of.astype(np.int32),
-        image_shift=(np.stack([s0, s1, s2], axis=1) - bound).astype(np.int32),
-        first=(np.cumsum(count) - count).astype(np.int32),
-        count=count.astype(np.int32),
-        neighbors=neighbors.astype(np.int32),
-        boundary=(remote[:n_owned] > 0).astype(np.uint8),
-    )
-
-
-def _ranks(n: int, order_key: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in the order of their keys (ties: by row), and each row's place in that order."""
-    rows = np.arange(n, dtype=np.int64)
-    if order_key is None or n == 0 or bool(np.all(order_key[1:] >= order_key[:-1])):
-        return rows, rows
-    row_of_rank = np.argsort(order_key, kind="stable").astype(np.int64)
-    rank = np.empty(n, dtype=np.int64)
-    rank[row_of_rank] = rows
-    return row_of_rank, rank
-
-
-def _sorted_pairs(
-    i: np.ndarray, j_rank: np.ndarray, code: np.ndarray, n: int, codes: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs sorted by (i, rank of j, shift)."""
-    if n and n * n * codes < 2**63:
-        # One packed key per pair: sorting integers themselves is many times faster than an indirect sort.
-        key = np.sort((i * n + j_rank) * codes + code)
-        rest, code = np.divmod(key, codes)
-        i, j_rank = np.divmod(rest, n)
-        return i, j_rank, code
-    order = np.lexsort((code, j_rank, i))
-    return i[order], j_rank[order], code[order]
-
-
-def _find_pairs(
-    points: np.ndarray, cell: np.ndarray, periodic: np.ndarray, reach: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs within reach, once each: rows int64 (pairs, 2), shifts int64 (pairs, 3)."""
+def _checked(points: np.ndarray, reach: float) -> np.ndarray:
+    """The points as the kernels want them."""
     if not reach > 0:
         raise ValueError(f"the reach of a neighbour list must be positive, got {reach}")
-    if len(points) == 0:
-        return np.zeros((0, 2), dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
-    if not np.isfinite(points).all():
-        bad = np.flatnonzero(np.logical_not(np.isfinite(points).all(axis=1)))
-        raise ValueError(f"positions must be finite, {len(bad)} of {len(points)} are not (first: atom {bad[0]})")
-    periodic = np.asarray(periodic, dtype=bool)
-    box = full_box(cell, periodic)
-    if _too_thin_for_vesin(points, box, periodic, reach):
-        return _pairs_by_tree(points, box, periodic, reach)
-
-    from vesin import NeighborList
-
-    finder = NeighborList(cutoff=reach, full_list=False, n_threads=1)
-    if periodic.any() and not periodic.all():
-        points, box = _padded(points, box, periodic, reach)
-    # copy=False: the arrays are views into the finder, which lives until they have been converted.
-    pairs, shifts = finder.compute(points, box, periodic=bool(periodic.any()), quantities="PS", copy=False)
-    assert not shifts[:, ~periodic].any(), "a pair across the padding of a non-periodic axis"
-    return pairs.astype(np.int64), shifts.astype(np.int64)
+    points = np.ascontiguousarray(points, dtype=np.float64).reshape(-1, 3)
+    return points if points.flags.writeable else points.copy()
 
 
-def _padded(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """The same pairs with every axis periodic: non-periodic axes get more vacuum than the reach.
+def _search(
+    points: np.ndarray,
+    n_owned: int,
+    receives: np.ndarray,
+    cell: np.ndarray,
+    periodic: np.ndarray,
+    reach: float,
+    pairs: Lists,
+) -> SystemList:
+    from .cell_list import Search
 
-    vesin 0.6.2 takes 10 times as long where only some axes are periodic (30,000 atoms: 5 s, not 0.4 s).
+    n, n_remote = len(points), len(points) - n_owned
+    box, dual, margin = _lattice(cell, periodic, reach)
+    search = Search(points, receives, box, dual, margin, reach)
+    if search.bad:
+        raise ValueError(f"positions must be finite, {search.bad} of {n} are not (first: atom {search.first_bad})")
+    if pairs == "none" or not receives.any():
+        none = np.zeros((2, n), dtype=np.int32)
+        empty = np.zeros((0, 3), dtype=np.int32)
+        return SystemList(
+            n_owned, n_remote, empty[:, 0], empty, none[0], none[1], empty[:, 0], np.zeros(n_owned, dtype=np.uint8)
+        )
+    spread = float((search.high - search.low).max())
+    far = float(np.abs([search.low, search.high]).max())
+    if far > _FAR:
+        raise ValueError(f"positions must lie within {_FAR:g} lattice vectors of the origin, one lies {far:g} away")
+    if spread <= _SPREAD:
+        return SystemList(n_owned, n_remote, *search.pairs(n_owned, pairs == "half"))
+    # Images of points strewn over many cells would be many: the points are brought together, and the shifts put back.
+    offset = np.floor(points @ dual.T).astype(np.int64)
+    search = Search(points - offset @ box, receives, box, dual, margin, reach)
+    return _as_they_are(SystemList(n_owned, n_remote, *search.pairs(n_owned, pairs == "half")), offset)
+
+
+def _as_they_are(one: SystemList, offset: np.ndarray) -> SystemList:
+    """The list of points from that of the points less offset (n_nodes, 3) lattice vectors each."""
+    node, neighbors = one.node(), one.neighbors
+    shift = np.concatenate([np.zeros((one.n_nodes, 3), dtype=np.int64), one.image_shift]) - offset[node]
+    sender = node[neighbors]
+    shift = shift[neighbors] + np.repeat(offset, one.count, axis=0)
+    shifted = np.flatnonzero(shift.any(axis=1))
+    of, by = sender[shifted], shift[shifted]
+    order = np.lexsort((by[:, 2], by[:, 1], by[:, 0], of))
+    of, by = of[order], by[order]
+    new = np.ones(len(of), dtype=bool)
+    new[1:] = (of[1:] != of[:-1]) | (by[1:] != by[:-1]).any(axis=1)
+    neighbors = sender.copy()
+    neighbors[shifted[order]] = one.n_nodes + np.cumsum(new) - 1
+    return replace(one, image_of=of[new], image_shift=by[new].astype(np.int32), neighbors=neighbors)
+
+
+def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lattice vectors; their duals d (x · d is a fractional coordinate) and the reach in fractional coordinates.
+
+    Both are zero for axes that are not periodic. In plain floats: for three vectors numpy takes ten times as long.
     """
-    box, points = box.copy(), points.copy()
-    inverse = np.linalg.inv(box)
-    for axis in np.flatnonzero(~periodic):
-        normal = box[axis].copy()  # of unit length, see full_box
-        along = points @ inverse[:, axis]
-        extent = float(np.ptp(along))
-        padding = 1.01 * reach + 1e-6 * extent
-        points += np.outer(np.full(len(points), 0.5 * padding - float(along.min())), normal)
-        box[axis] = normal * (extent + padding)
-    return points, box
+    zero = (0.0, 0.0, 0.0)
+    axes = [axis for axis in range(3) if periodic[axis]]
+    if not axes:
+        return np.zeros((3, 3)), np.zeros((3, 3)), np.zeros(3)
+    rows = np.asarray(cell, dtype=np.float64).reshape(3, 3).tolist()
+    box: list[Vector] = [(x, y, z) if axis in axes else zero for axis, (x, y, z) in enumerate(rows)]
+    vectors = [box[axis] for axis in axes]
+    if len(axes) == 1:
+        normals = vectors
+    elif len(axes) == 2:
+        normal = _cross(*vectors)
+        normals = [_cross(vectors[1], normal), _cross(normal, vectors[0])]
+    else:
+        normals = [_cross(vectors[k - 2], vectors[k - 1]) for k in range(3)]
+    size = _dot(vectors[0], normals[0])
+    # Far from flat this is beyond doubt; else let `full_box` judge, and say what is wrong.
+    if not abs(size) > 1e-6 * sqrt(_dot(vectors[0], vectors[0]) * _dot(normals[0], normals[0])):
+        full_box(cell, periodic)
+    dual, margin = [zero] * 3, [0.0] * 3
+    for axis, (x, y, z) in zip(axes, normals, strict=True):
+        dual[axis] = (x / size, y / size, z / size)
+        margin[axis] = reach * sqrt(_dot(dual[axis], dual[axis]))
+    return np.array(box), np.array(dual), np.array(margin)
 
 
-def _too_thin_for_vesin(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, reach: float) -> bool:
-    """Whether vesin 0.6.2 might divide by zero, which kills the process.
-
-    It sorts atoms into at most 1e5 cells; if there would be more, it shrinks the three counts alike, and a thin axis
-    (of a sheet, a wire, two far fragments) can be left with none.
-    """
-    extent = heights(box)
-    if not periodic.all():
-        extent = np.where(periodic, extent, np.ptp(points @ np.linalg.inv(box), axis=0) * extent)
-    cells = np.maximum(extent / reach, 1.0)
-    total, most = float(cells.prod()), 5e4  # half of vesin's limit, for margin
-    return total > most and float(cells.min()) * (most / total) ** (1.0 / 3.0) < 1.3
+def _dot(a: Vector, b: Vector) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
-def _pairs_by_tree(
-    points: np.ndarray, box: np.ndarray, periodic: np.ndarray, reach: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `_find_pairs`, by a k-d tree over explicit images: slower than vesin, indifferent to the shape."""
-    from scipy.spatial import cKDTree
-
-    fractional = points @ np.linalg.inv(box)
-    offset = np.where(periodic, np.floor(fractional), 0.0).astype(np.int64)
-    margin = np.where(periodic, reach / heights(box) * (1 + 1e-9), 0.0)
-    rows, shifts = np.arange(len(points)), np.zeros((len(points), 3), dtype=np.int64)
-    for axis in np.flatnonzero(periodic):
-        copies = []
-        for s in range(-int(np.ceil(margin[axis])), int(np.ceil(margin[axis])) + 1):
-            place = fractional[rows, axis] - offset[rows, axis] + s
-            kept = (place >= -margin[axis]) & (place <= 1.0 + margin[axis]) if s else np.ones(len(rows), dtype=bool)
-            copies.append((rows[kept], shifts[kept] + s * np.eye(3, dtype=np.int64)[axis]))
-        rows = np.concatenate([c[0] for c in copies])
-        shifts = np.concatenate([c[1] for c in copies])
-    tree = cKDTree(points[rows] + (shifts - offset[rows]) @ box)
-    found = tree.query_pairs(reach, output_type="ndarray")
-    # One end in the cell itself, put first; both directions of a pair come up, the canonical one is kept.
-    inside = (shifts == 0).all(axis=1)
-    found = np.concatenate([found[inside[found[:, 0]]], found[inside[found[:, 1]]][:, ::-1]])
-    i, j, s = rows[found[:, 0]], rows[found[:, 1]], shifts[found[:, 1]]
-    positive = (s[:, 0] > 0) | ((s[:, 0] == 0) & ((s[:, 1] > 0) | ((s[:, 1] == 0) & (s[:, 2] > 0))))
-    kept = (i < j) | ((i == j) & positive)
-    i, j, s = i[kept], j[kept], s[kept]
-    return np.stack([i, j], axis=1), s + offset[i] - offset[j]
+def _cross(a: Vector, b: Vector) -> Vector:
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
 
 
 def full_box(cell: np.ndarray, periodic: np.ndarray) -> np.ndarray:
@@ -292,17 +234,6 @@ def full_box(cell: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     return box
 
 
-#: Å; with a shorter radius vesin's grid of cells is so fine that walking it costs more (26 ms) than the pairs do.
-_SEARCH = 2.0
-
-
-def _search_radius(points: np.ndarray, cell: np.ndarray, periodic: np.ndarray, threshold: float) -> float:
-    """How far to look for atoms nearer than the threshold: about an atom's spacing, where that can be told."""
-    size = float(abs(volume(np.asarray(cell, dtype=np.float64)))) if np.all(periodic) else 0.0
-    spacing = (size / len(points)) ** (1 / 3) if len(points) and size > 0 else _SEARCH
-    return max(threshold, min(spacing, _SEARCH))
-
-
 def overlapping_pairs(
     points: np.ndarray, cell: np.ndarray, periodic: np.ndarray, threshold: float = 0.1
 ) -> list[tuple[int, int, float]]:
@@ -311,11 +242,11 @@ def overlapping_pairs(
     What an intake check calls 'two atoms at one site'; an atom nearer than the threshold to its own image (a lattice
     vector that short) appears as (i, i, distance).
     """
-    points = np.ascontiguousarray(points, dtype=np.float64).reshape(-1, 3)
-    pairs, shifts = _find_pairs(points, cell, periodic, _search_radius(points, cell, periodic, threshold))
-    vectors = points[pairs[:, 1]] - points[pairs[:, 0]] + shifts @ full_box(cell, np.asarray(periodic, dtype=bool))
-    distances = np.linalg.norm(vectors, axis=1)
-    found = [
-        (min(i, j), max(i, j), d) for (i, j), d in zip(pairs.tolist(), distances.tolist(), strict=True) if d < threshold
-    ]
+    points = np.asarray(points, dtype=np.float64).reshape(-1, 3)
+    one = build_system_list(points, len(points), cell, periodic, threshold)
+    node, i = one.node(), np.repeat(np.arange(len(points)), one.count)
+    j = node[one.neighbors]
+    images = points[one.image_of] + one.image_shift @ full_box(cell, periodic)
+    distances = np.linalg.norm(np.concatenate([points, images])[one.neighbors] - points[i], axis=1)
+    found = zip(np.minimum(i, j).tolist(), np.maximum(i, j).tolist(), distances.tolist(), strict=True)
     return sorted(found, key=lambda pair: (pair[2], pair[0], pair[1]))

@@ -13,7 +13,6 @@ from ase.build import bulk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mattermill.domain import neighbors
 from mattermill.domain.batch import Batch
 from mattermill.domain.neighborhood import neighborhood_of
 from mattermill.domain.neighbors import SystemList, build_system_list, full_box, overlapping_pairs
@@ -206,20 +205,6 @@ def test_long_thin_systems_do_not_kill_the_process(shape: tuple[float, ...], per
     pairs = listed(build_system_list(points, 12, cell, pbc, 5.0))
     assert set(both_ways(pairs)) == brute_force(points, cell, pbc, 5.0)
     assert {(0, 1), (2, 3)} <= {(i, j) for i, j, s in pairs if s == (0, 0, 0)}
-
-
-@settings(max_examples=100, deadline=None)
-@given(**systems)
-def test_the_tree_finds_what_brute_force_does(
-    seed: int, n: int, skew: float, outside: bool, periodic: tuple[bool, bool, bool], reach: float
-) -> None:
-    # The tree serves shapes that vesin cannot; here it has to serve all.
-    points, cell = random_system(seed, n, skew, outside)
-    pbc = np.array(periodic)
-    pairs, shifts = neighbors._pairs_by_tree(points, full_box(cell, pbc), pbc, reach)
-    found = [(i, j, tuple(s)) for (i, j), s in zip(pairs.tolist(), shifts.tolist(), strict=True)]
-    assert len(set(both_ways(found))) == 2 * len(found)
-    assert set(both_ways(found)) == brute_force(points, cell, pbc, reach)
 
 
 def test_atoms_on_faces_edges_and_corners_are_there_once() -> None:
