@@ -108,19 +108,20 @@ class GlooTransport:
         from torch.distributed import PrefixStore, ProcessGroupGloo
 
         self.rank, self.timeout = rank, timeout
+        self.group: Any = None
         self.number = 0
         self.pending: list[tuple[int, Any]] = []
         limit = timedelta(seconds=timeout)
         store.set_timeout(limit)
         try:
-            self.group: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, limit)
+            self.group = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, limit)
         except RuntimeError as error:  # gloo raises nothing more specific
             raise MeshError(
                 f"rank {rank} of {size} could not form a gloo group within {timeout:g} s: {error}"
             ) from error
         boards = {p: torch.zeros(_LAST_BYTES, dtype=torch.uint8) for p in range(size) if p != rank}
         self.last = {p: self.group.recv([board], p, _LAST_TAG) for p, board in boards.items()}
-        self.boards = {p: memoryview(board.numpy()) for p, board in boards.items()}
+        self.boards: dict[int, Any] = {p: board.numpy() for p, board in boards.items()}
 
     def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
         self.number += 1
@@ -177,7 +178,7 @@ class GlooTransport:
     def told(self) -> Fault | None:
         for board in self.boards.values():
             if board[-1]:
-                return Fault.unpack(bytes(board[:-1]).rstrip(b"\0"))
+                return Fault.unpack(board[:-1].tobytes().rstrip(b"\0"))
         return None
 
     def close(self) -> None:
