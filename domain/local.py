@@ -267,8 +267,8 @@ def _close(descriptors: Any) -> None:
 
 def _bytes(tensor: Tensor) -> memoryview:
     assert tensor.is_contiguous()
-    assert tensor.device.type == "cpu"
-    array: Any = tensor.detach().reshape(-1).numpy()
+    assert tensor.is_cpu
+    array: Any = (tensor.detach() if tensor.requires_grad else tensor).numpy()
     return memoryview(array).cast("B")
 
 
