@@ -13,7 +13,6 @@ import torch
 
 if TYPE_CHECKING:
     from .batch import Batch
-    from .mesh import Mesh
     from .runner import DomainParallel
 
 
@@ -121,26 +120,12 @@ class HookSet:
         # The step in which each system was last seen converged.
         self._seen: dict[str, int] = {}
 
-    def agree(self, mesh: Mesh) -> None:
-        """Collective: whether every rank has the hooks that all ranks must run together.
-
-        Raises:
-            ValueError: on every rank; says which rank has what.
-        """
-        if mesh.size == 1:
-            return
+    def shared(self) -> str:
+        """What all ranks must have alike: hooks that gather, or have energies computed, in one line."""
         shared = [h for h in self.hooks if h.scope != Scope.LOCAL or h.energy or h.stress]
-        mine = ", ".join(
+        return ", ".join(
             f"{h.scope} {h.point} every {h.every}{' energy' * h.energy}{' stress' * h.stress}" for h in shared
         )
-        rows = mesh.all_gather_rows(torch.from_numpy(np.frombuffer(mine.encode() or b" ", dtype=np.uint8).copy()))
-        texts = [bytes(row.tolist()).decode().strip() for row in rows]
-        for rank, text in enumerate(texts):
-            if text != texts[0]:
-                raise ValueError(
-                    f"hooks of scope global or lead, or with energy or stress, must be the same on all ranks: rank 0 "
-                    f"has [{texts[0]}], rank {rank} has [{text}]"
-                )
 
     def wants(self, step: int) -> tuple[bool, bool]:
         """Whether a hook wants the energy, and the stress, that are computed in this step: one that is due later in it,

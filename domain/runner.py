@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .aboard import Aboard
+from .agreement import agree
 from .batch import Batch
 from .hooks import Hook, HookSet, Point
 from .mesh import Mesh
@@ -62,6 +63,7 @@ class DomainParallel:
         forced = None if grid is None else check_grid(grid, self.mesh.size)
         self._aboard = Aboard(self.mesh, Splitting(self.mesh.size, self.strategy, split_atoms, forced))
         self._hooks = HookSet(hooks)
+        self._agreed = False
         self.steps = 0
         self.state = self._new_state()
         self._want = (False, False)
@@ -82,14 +84,29 @@ class DomainParallel:
         Raises:
             ValueError: on every rank: an id that is aboard already, positions that are not finite, a cell that is none.
         """
-        whole = self.mesh.broadcast_object(self._checked(batch) if self.mesh.is_lead else None)
-        if not whole:
+        with self.mesh.guard():
+            self._agree()
+            whole = self.mesh.broadcast_object(self._checked(batch) if self.mesh.is_lead else None)
+            if not whole:
+                return
+            self._aboard.add(whole)
+            self._sync()
+            wanted = (self._want[0], self._want[1] or self.propagator.needs_stress)
+            self._want = (False, False)
+            self._compute(*wanted)
+
+    def _agree(self) -> None:
+        """Once: that all ranks were given the same. Whoever differs would hang the others, or spoil their numbers."""
+        if self._agreed or self.mesh.size == 1:
             return
-        self._aboard.add(whole)
-        self._sync()
-        wanted = (self._want[0], self._want[1] or self.propagator.needs_stress)
-        self._want = (False, False)
-        self._compute(*wanted)
+        self._agreed = True
+        agree(self.mesh, "hooks of scope global or lead, or with energy or stress,", self._hooks.shared())
+        splitting = self._aboard.splitting
+        agree(
+            self.mesh,
+            "model, propagator, strategy, skin, grid and split_atoms",
+            f"{self.model.identity()}, {self.propagator!r}, {self.strategy}, {splitting.grid}, {splitting.split_atoms}",
+        )
 
     def _checked(self, batch: Batch | None) -> Batch | Exception | None:
         """The batch, ready to come aboard, or what is wrong with it: that is told to every rank."""
@@ -103,10 +120,11 @@ class DomainParallel:
 
     def release(self, ids: Sequence[str]) -> Batch | None:
         """Hand whole systems over to the lead, as `gather` does, and forget them."""
-        whole = self.gather(ids)
-        self._aboard.drop(ids)
-        self._sync()
-        return whole
+        with self.mesh.guard():
+            whole = self.gather(ids)
+            self._aboard.drop(ids)
+            self._sync()
+            return whole
 
     def gather(
         self, ids: Sequence[str] | None = None, fields: Sequence[str] | None = None, *, refresh: bool = True
@@ -118,9 +136,12 @@ class DomainParallel:
             refresh: compute energy and stress if they are out of date and asked for.
         """
         ids = self.ids if ids is None else tuple(ids)
-        if refresh and (fields is None or {"energy", "energies", "stress"} & set(fields)):
-            self.energies()
-        whole = self._aboard.gather(ids, fields)
+        for system_id in ids:
+            self._aboard.index(system_id)  # an id that is not aboard is a mistake on every rank: no reason to close
+        with self.mesh.guard():
+            if refresh and (fields is None or {"energy", "energies", "stress"} & set(fields)):
+                self.energies()
+            whole = self._aboard.gather(ids, fields)
         if whole is not None:
             self._blank_stale(whole)
         return whole
@@ -172,25 +193,35 @@ class DomainParallel:
         self._want = (self._want[0] or energy, self._want[1] or stress)
 
     def step(self) -> np.ndarray | None:
-        """One step of every system aboard; returns what the propagator says has converged, bool (systems,)."""
+        """One step of every system aboard; returns what the propagator says has converged, bool (systems,).
+
+        Raises:
+            RankFailed: another rank's hook, model or propagator has raised; says which and what. The mesh is closed.
+        """
         if not self.ids:
             return None
-        at = self.steps + 1
-        self._call(Point.BEFORE_STEP, at)
-        self._call(Point.BEFORE_PRE_UPDATE, at)
-        self.propagator.pre_update(self.state)
-        self._call(Point.AFTER_PRE_UPDATE, at)
-        self._compute(*self._wanted(at), step=at)
-        self._call(Point.AFTER_COMPUTE, at)
-        self._call(Point.BEFORE_POST_UPDATE, at)
-        self.propagator.post_update(self.state)
-        self._count(at)
-        self._call(Point.AFTER_POST_UPDATE, at)
-        self._call(Point.AFTER_STEP, at)
-        converged = self.propagator.converged(self.state)
-        if converged is not None and converged.any():
-            self._call(Point.ON_CONVERGE, at)
-        return converged
+        with self.mesh.guard():
+            at = self.steps + 1
+            self._call(Point.BEFORE_STEP, at)
+            self._call(Point.BEFORE_PRE_UPDATE, at)
+            self.propagator.pre_update(self.state)
+            self._call(Point.AFTER_PRE_UPDATE, at)
+            self._compute(*self._wanted(at), step=at)
+            self._call(Point.AFTER_COMPUTE, at)
+            self._call(Point.BEFORE_POST_UPDATE, at)
+            self.propagator.post_update(self.state)
+            self._count(at)
+            self._call(Point.AFTER_POST_UPDATE, at)
+            self._call(Point.AFTER_STEP, at)
+            return self.judge()
+
+    def judge(self) -> np.ndarray | None:
+        """What the propagator says has converged as things stand, bool (systems,); tells on-converge hooks."""
+        with self.mesh.guard():
+            converged = self.propagator.converged(self.state)
+            if self._hooks.hooks:
+                self._hooks.converged(self, self.steps, converged)
+            return converged
 
     def run(self, steps: int, *, until_converged: bool = False) -> np.ndarray | None:
         """`steps` steps, or fewer if `until_converged` and every system that is not broken has converged."""
@@ -206,7 +237,8 @@ class DomainParallel:
     def energies(self) -> None:
         """Make `batch.energy`, `energies` and `stress` belong to the present positions, if they do not."""
         if self.ids and not all(self._has):
-            self._compute(energy=True, stress=True)
+            with self.mesh.guard():
+                self._compute(energy=True, stress=True)
 
     # --- phases ------------------------------------------------------------------------------------------------
 
