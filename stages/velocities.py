@@ -42,7 +42,7 @@ def _draw(batch: Batch, temperature: float, keys: Tensor) -> Tensor:
     from ..domain.rng import gaussians
 
     system = torch.from_numpy(batch.system_of_atom()).to(batch.device)
-    normal = gaussians(keys, system, batch.atom_id.contiguous(), torch.zeros_like(keys))
+    normal = gaussians(keys, system.to(torch.int32), batch.atom_id.contiguous(), torch.zeros_like(keys))
     mass = batch.masses[:, None]
     velocities = normal * torch.sqrt(KB * ACC * temperature / mass)
     ptr = torch.from_numpy(batch.ptr).to(batch.device)

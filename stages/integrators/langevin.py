@@ -5,7 +5,7 @@
 | B: v += dt/2 F/m | `velocities` |
 | A: x += dt/2 v | `positions` |
 | O: v <- c v + sqrt(1 - c^2) sqrt(kT/m) R, c = exp(-gamma dt) | `friction` gamma (1/ps), `temperature` T (K) |
-| R: three standard normals | `gaussian3(noise_key, atom_id, step)` |
+| R: three standard normals | `gaussians(noise_key, atom_id, step)` |
 | A, then forces, then B | |
 
 `timestep` (fs), `temperature`, `friction` and `noise_key` are fields, per system: systems of different targets share a
@@ -18,11 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import warp as wp
 
 from ...domain.batch import Batch
 from ...domain.kernels import launch
-from ...domain.rng import gaussian3
+from ...domain.rng import gaussians
 from ...domain.units import ACC, KB, PS
 from ..fields import with_defaults
 from .verlet import half_kick
@@ -43,28 +44,36 @@ _ONE = wp.constant(wp.float64(1.0))
 
 
 @wp.kernel(enable_backward=False)
+def _factors(
+    timestep: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    temperature: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    friction: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    factors: wp.array(dtype=wp.vec2d),  # type: ignore[valid-type]
+):
+    """Per system: c, and (1 - c²) kT."""
+    s = wp.tid()
+    c = wp.exp(-friction[s] * _PER_FS * timestep[s])
+    factors[s] = wp.vec2d(c, (_ONE - c * c) * _KB_ACC * temperature[s])
+
+
+@wp.kernel(enable_backward=False)
 def _baoa(
     positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
     velocities: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
     forces: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
     masses: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    atom_id: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
     system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
     timestep: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    temperature: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    friction: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    key: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
-    step: wp.array(dtype=wp.int64),  # type: ignore[valid-type]
+    factors: wp.array(dtype=wp.vec2d),  # type: ignore[valid-type]
+    noise: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
 ):
     i = wp.tid()
     s = system[i]
-    dt = timestep[s]
-    half = _HALF * dt
+    half = _HALF * timestep[s]
     v = velocities[i] + (half * _ACC / masses[i]) * forces[i]
     x = positions[i] + half * v
-    c = wp.exp(-friction[s] * _PER_FS * dt)
-    width = wp.sqrt((_ONE - c * c) * _KB_ACC * temperature[s] / masses[i])
-    v = c * v + width * gaussian3(key[s], atom_id[i], step[s])
+    c = factors[s]
+    v = c[0] * v + wp.sqrt(c[1] / masses[i]) * noise[i]
     velocities[i] = v
     positions[i] = x + half * v
 
@@ -85,6 +94,9 @@ class Langevin:
 
     def pre_update(self, state: State) -> None:
         b: Any = state.batch
+        factors = torch.empty((len(b), 2), dtype=torch.float64, device=b.timestep.device)
+        launch(_factors, len(b), b.timestep, b.temperature, b.friction, factors)
+        noise = gaussians(b.noise_key, state.system, b.atom_id, b.step)
         launch(
             _baoa,
             b.masses.shape[0],
@@ -92,13 +104,10 @@ class Langevin:
             b.velocities,
             b.forces,
             b.masses,
-            b.atom_id,
             state.system,
             b.timestep,
-            b.temperature,
-            b.friction,
-            b.noise_key,
-            b.step,
+            factors,
+            noise,
         )
 
     def post_update(self, state: State) -> None:
