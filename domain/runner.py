@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,13 @@ class DomainParallel:
             return
         self._agreed = True
         agree(self.mesh, "hooks of scope global or lead, or with energy or stress,", self._hooks.shared())
-        splitting = self._aboard.splitting
+        splitting, propagator = self._aboard.splitting, self.propagator
+        # An object that is no value prints its address, which differs.
+        mover = repr(propagator) if is_dataclass(propagator) else type(propagator).__name__
         agree(
             self.mesh,
             "model, propagator, strategy, skin, grid and split_atoms",
-            f"{self.model.identity()}, {self.propagator!r}, {self.strategy}, {splitting.grid}, {splitting.split_atoms}",
+            f"{self.model.identity()}, {mover}, {self.strategy}, {splitting.grid}, {splitting.split_atoms}",
         )
 
     def _checked(self, batch: Batch | None) -> Batch | Exception | None:
