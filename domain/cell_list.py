@@ -8,7 +8,9 @@ such a line is one stretch of memory. Bins are as wide as the reach across a lin
 
 from __future__ import annotations
 
-from math import floor
+from collections.abc import Sequence
+from math import floor, prod
+from operator import sub
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ _BINS_PER_ROW, _BINS_FREE = 4, 4096
 _SLACK = 1e-9
 _MOST = 2**31 - 1
 
+Vector = tuple[float, float, float]
+
 
 class Search:
     """A survey of the points, which the caller may act upon, then the pairs.
@@ -31,34 +35,37 @@ class Search:
     Args:
         points: float64, (n, 3), contiguous.
         receives: uint8, (n,): which points get a list.
-        box: float64, (3, 3): lattice vectors.
-        dual: (3, 3): rows d with x @ d = fractional coordinate, zero for axes that are not periodic.
-        margin: (3,): the reach in fractional coordinates, zero for axes that are not periodic.
+        box: three lattice vectors, zero for axes that are not periodic.
+        dual: three vectors d, x · d being a fractional coordinate; zero likewise.
+        margin: the reach in fractional coordinates, zero for axes that are not periodic.
         reach: Å.
 
     Attributes:
         bad, first_bad: how many points are not finite, and the first of them.
-        low, high: (3,): fractional bounds of all (finite) points, zero for axes that are not periodic.
+        spread, farthest: largest extent of the finite points along a periodic axis, and how far the farthest of them
+            lies from the origin, in lattice vectors.
     """
 
     def __init__(
         self,
         points: np.ndarray,
         receives: np.ndarray,
-        box: np.ndarray,
-        dual: np.ndarray,
-        margin: np.ndarray,
+        box: Sequence[Vector],
+        dual: Sequence[Vector],
+        margin: Vector,
         reach: float,
     ) -> None:
         self.points, self.receives, self.reach, self.margin = points, receives, reach, margin
-        self._frame = np.zeros((10, 3))
-        self._frame[:3], self._frame[3:6] = box, dual
+        self._frame = np.array([*box, *dual, *[(0.0, 0.0, 0.0)] * 4])
         found = np.full((7, 3), np.inf)
         found[1::2] = -np.inf
         launch(survey, 1, *_tensors(points, receives, self._frame, found))
-        self.bad, self.first_bad = int(found[6, 0]), int(found[6, 1])
-        self.low, self.high = found[4], found[5]
-        self._near = found[:4]  # fractional and Cartesian bounds of the receivers
+        # As plain floats from here: on three numbers numpy spends its time on getting ready.
+        near_low, near_high, self._low, self._high, low, high, (bad, first_bad, _) = found.tolist()
+        self.bad, self.first_bad = int(bad), int(first_bad)
+        self.spread = max(map(sub, high, low))
+        self.farthest = max(map(abs, low + high))
+        self._near = near_low, near_high
 
     def pairs(self, n_owned: int, half: bool) -> tuple[np.ndarray, ...]:
         """The pairs; `half`: those of two owned points (or images of them) once, and by upper images.
@@ -102,52 +109,54 @@ class Search:
 
     def _images(self, n_half: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The points and their images as rows; point and shift of every image."""
-        points, frame, near = self.points, self._frame, self._near
-        if not self.margin.any():
+        points, n = self.points, len(self.points)
+        if not any(self.margin):
             return points, np.empty(0, dtype=np.int32), np.empty((0, 3), dtype=np.int32)
-        slack = _SLACK * (1.0 + float(np.abs(near).max()))
-        frame[6], frame[7] = near[0] - self.margin - slack, near[1] + self.margin + slack
-        frame[8], frame[9] = near[2] - self.reach - slack, near[3] + self.reach + slack
-        copies = 1
-        for extent in (frame[7] - frame[6]).tolist():
-            copies *= floor(extent) + 1
-        n = len(points)
+        pad = self._pad()
+        # A fractional coordinate is as exact as the Cartesian ones it is worked out from.
+        steep = max(self.margin) / self.reach
+        slack = _SLACK + 1e-14 * steep * (pad + max(map(abs, self._low + self._high)))
+        low = [f - margin - slack for f, margin in zip(self._near[0], self.margin, strict=True)]
+        high = [f + margin + slack for f, margin in zip(self._near[1], self.margin, strict=True)]
+        self._frame[6:] = low, high, [x - pad for x in self._low], [x + pad for x in self._high]
+        copies = prod(floor(extent) + 1 for extent in map(sub, high, low))
         room = _counted(n * copies, "images", self.reach)
         rows, image_of = np.empty((n + room, 3)), np.empty(room, dtype=np.int32)
         image_shift = np.empty((room, 3), dtype=np.int32)
-        launch(write_images, 1, torch.from_numpy(points), n_half, *_tensors(frame, rows, image_of, image_shift, sizes))
+        arrays = _tensors(self._frame, rows, image_of, image_shift, sizes)
+        launch(write_images, 1, torch.from_numpy(points), n_half, *arrays)
         m = int(sizes[0])
         return rows[: n + m], image_of[:m], image_shift[:m]
 
+    def _pad(self) -> float:
+        """The reach and what round-off may take from it."""
+        return self.reach + _SLACK * self.reach + 1e-14 * max(map(abs, self._low + self._high))
+
     def _grid(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Origin, bins per Å, widths and the radius to look within, (4, 3); bins per axis; and the rows, squeezed."""
-        low, high = self._near[2], self._near[3]
-        pad = self.reach + _SLACK * (self.reach + float(np.abs(self._near[2:]).max()))
+        low, extent, pad = self._low, list(map(sub, self._high, self._low)), self._pad()
         most = max(_BINS_FREE, _BINS_PER_ROW * len(rows))
-        bins = _bins((high - low).tolist(), pad, most)
+        bins = _bins(extent, pad, most, pad)
         if bins is None:
             rows = _squeezed(rows, 2.0 * pad)
             of_receivers = rows[: len(self.points)][self.receives != 0]
-            low, extent = of_receivers.min(axis=0), np.ptp(of_receivers, axis=0).tolist()
-            wide = pad
+            low, extent = of_receivers.min(axis=0).tolist(), np.ptp(of_receivers, axis=0).tolist()
+            width = pad
             while bins is None:
-                bins = _bins(extent, pad, most, wide)
-                wide *= 1.2
+                bins = _bins(extent, pad, most, width)
+                width *= 1.2
         widths, shape = bins
-        grid = np.empty((4, 3))
-        grid[0], grid[2], grid[3] = low - pad, widths, pad
-        grid[1] = 1.0 / grid[2]
+        grid = np.array([[x - pad for x in low], [1.0 / width for width in widths], widths, [pad] * 3])
         return grid, np.array(shape, dtype=np.int32), rows
 
     def _room(self, n_rows: int, half: bool) -> int:
         """Where to begin with the length of the list: twice what it takes if the receivers fill their bounds evenly."""
-        n = len(self.points)
-        everyone = n * n_rows
-        if everyone > 1 << 16:
-            extent = np.maximum(self._near[3] - self._near[2], 0.5 * self.reach)
-            dense = n / float(extent.prod()) * 4.2 * self.reach**3
-            everyone = int(min(everyone, n * dense * (1.0 if half else 2.0)))
-        return min(everyone + n_rows, _MOST)
+        n, reach = len(self.points), self.reach
+        pairs = n * n_rows
+        if pairs > 1 << 16:
+            filled = prod(max(extent, 0.5 * reach) for extent in map(sub, self._high, self._low))
+            pairs = int(min(pairs, n * (n / filled) * 4.2 * reach**3 * (1.0 if half else 2.0)))
+        return min(pairs + n_rows, _MOST)
 
 
 def _tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
@@ -160,17 +169,14 @@ def _counted(number: int, what: str, reach: float) -> int:
     return number
 
 
-def _bins(
-    extent: list[float], pad: float, most: int, wide: float | None = None
-) -> tuple[tuple[float, ...], tuple[int, ...]] | None:
+def _bins(extent: list[float], pad: float, most: int, width: float) -> tuple[Vector, tuple[int, int, int]] | None:
     """Widths of bins and their number per axis, as fine along x as the number allowed permits; None if none does."""
-    wide = pad if wide is None else wide
     x, y, z = (length + 2.0 * pad for length in extent)
-    columns = (floor(y / wide) + 1) * (floor(z / wide) + 1)
+    across = floor(y / width) + 1, floor(z / width) + 1
     for fine in (_FINE, 4, 2, 1):
-        along = floor(x * fine / wide) + 1
-        if along * columns <= most:
-            return (wide / fine, wide, wide), (along, floor(y / wide) + 1, floor(z / wide) + 1)
+        along = floor(x * fine / width) + 1
+        if along * across[0] * across[1] <= most:
+            return (width / fine, width, width), (along, *across)
     return None
 
 

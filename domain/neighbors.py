@@ -8,7 +8,7 @@ sums over a list have the same bits wherever and whenever it is built from the s
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import prod, sqrt
 from typing import Literal
 
 import numpy as np
@@ -136,15 +136,15 @@ def _search(
         return SystemList(
             n_owned, n_remote, empty[:, 0], empty, none[0], none[1], empty[:, 0], np.zeros(n_owned, dtype=np.uint8)
         )
-    spread = float((search.high - search.low).max())
-    far = float(np.abs([search.low, search.high]).max())
-    if far > _FAR:
-        raise ValueError(f"positions must lie within {_FAR:g} lattice vectors of the origin, one lies {far:g} away")
-    if spread <= _SPREAD:
+    if search.farthest > _FAR:
+        raise ValueError(
+            f"positions must lie within {_FAR:g} lattice vectors of the origin, one lies {search.farthest:g} away"
+        )
+    if search.spread <= _SPREAD:
         return SystemList(n_owned, n_remote, *search.pairs(n_owned, pairs == "half"))
     # Images of points strewn over many cells would be many: the points are brought together, and the shifts put back.
-    offset = np.floor(points @ dual.T).astype(np.int64)
-    search = Search(points - offset @ box, receives, box, dual, margin, reach)
+    offset = np.floor(points @ np.array(dual).T).astype(np.int64)
+    search = Search(points - offset @ np.array(box), receives, box, dual, margin, reach)
     return _as_they_are(SystemList(n_owned, n_remote, *search.pairs(n_owned, pairs == "half")), offset)
 
 
@@ -165,7 +165,7 @@ def _as_they_are(one: SystemList, offset: np.ndarray) -> SystemList:
     return replace(one, image_of=of[new], image_shift=by[new].astype(np.int32), neighbors=neighbors)
 
 
-def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[list[Vector], list[Vector], Vector]:
     """Lattice vectors; their duals d (x · d is a fractional coordinate) and the reach in fractional coordinates.
 
     Both are zero for axes that are not periodic. In plain floats: for three vectors numpy takes ten times as long.
@@ -173,7 +173,7 @@ def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[np.n
     zero = (0.0, 0.0, 0.0)
     axes = [axis for axis in range(3) if periodic[axis]]
     if not axes:
-        return np.zeros((3, 3)), np.zeros((3, 3)), np.zeros(3)
+        return [zero] * 3, [zero] * 3, zero
     rows = np.asarray(cell, dtype=np.float64).reshape(3, 3).tolist()
     box: list[Vector] = [(x, y, z) if axis in axes else zero for axis, (x, y, z) in enumerate(rows)]
     vectors = [box[axis] for axis in axes]
@@ -185,14 +185,15 @@ def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[np.n
     else:
         normals = [_cross(vectors[k - 2], vectors[k - 1]) for k in range(3)]
     size = _dot(vectors[0], normals[0])
-    # Far from flat this is beyond doubt; else let `full_box` judge, and say what is wrong.
-    if not abs(size) > 1e-6 * sqrt(_dot(vectors[0], vectors[0]) * _dot(normals[0], normals[0])):
+    # Vectors far from flat are beyond doubt; else let `full_box` judge, and say what is wrong.
+    room = prod(sqrt(_dot(vector, vector)) for vector in vectors)
+    if not (abs(size) if len(axes) == 3 else sqrt(size)) > 1e-6 * room:
         full_box(cell, periodic)
     dual, margin = [zero] * 3, [0.0] * 3
     for axis, (x, y, z) in zip(axes, normals, strict=True):
         dual[axis] = (x / size, y / size, z / size)
         margin[axis] = reach * sqrt(_dot(dual[axis], dual[axis]))
-    return np.array(box), np.array(dual), np.array(margin)
+    return box, dual, (margin[0], margin[1], margin[2])
 
 
 def _dot(a: Vector, b: Vector) -> float:
