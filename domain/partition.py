@@ -19,7 +19,7 @@ from .arrangement import Arranger, Bytes, Dims, corners, cutting_order, most_dom
 from .cuts import descend, nested
 from .frame import Frame
 
-#: Work on a remote ghost as a share of that on an own atom, for short-ranged pair potentials.
+#: work on a remote ghost as a share of that on an own atom, if nobody says (see `Strategy.ghost_work`)
 GHOST_WORK = 0.25
 
 

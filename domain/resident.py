@@ -9,7 +9,7 @@ import numpy as np
 
 from .halo import NO_HALO, HaloPlan, Sight, plan_halo
 from .neighbors import SystemList, build_system_list
-from .partition import WHOLE, Frame, RankGrid, grid_for, ranks_for
+from .partition import WHOLE, Division, Frame, RankGrid, divide, ranks_for
 from .strategy import Strategy
 
 log = logging.getLogger(__name__)
@@ -113,13 +113,16 @@ class Layout:
 def lay_out(resident: Resident, reference: np.ndarray, cell: np.ndarray, splitting: Splitting) -> Layout:
     """Grid, owners' domains and wrapped positions of all atoms in `reference` (n, 3), ordered by place."""
     frame = Frame.of(cell, resident.pbc)
-    fractional, image = frame.wrap(reference)
-    grid = WHOLE
     if resident.divisible:
-        grid = grid_for(
-            frame, fractional, splitting.size, splitting.reach, split_atoms=splitting.split_atoms, grid=splitting.grid
-        )
-    return Layout(frame, grid, fractional, image, grid.owners(fractional), shifted(reference, -image, frame.box))
+        done = divide(
+            frame, reference, splitting.size, splitting.reach,
+            split_atoms=splitting.split_atoms, grid=splitting.grid, ghost_work=splitting.strategy.ghost_work,
+        )  # fmt: skip
+    else:
+        done = Division(frame, WHOLE, *frame.wrap(reference))
+    domains = done.grid.owners(done.fractional)
+    wrapped = shifted(reference, -done.image, done.frame.box)
+    return Layout(done.frame, done.grid, done.fractional, done.image, domains, wrapped)
 
 
 def shifted(positions: np.ndarray, shift: np.ndarray, box: np.ndarray) -> np.ndarray:

@@ -66,6 +66,16 @@ class Strategy:
         return self.pairs == "half"
 
     @property
+    def ghost_work(self) -> float:
+        """Work on an atom within reach on either side of a domain, as a share of that on an own atom: roughly."""
+        if self.everything:
+            return 0.0
+        if self.one_sided:
+            return 0.15
+        # Ghosts that receive messages cost as much as own atoms, the others their exchange.
+        return 0.3 + 0.7 * self.receivers / self.margin
+
+    @property
     def ranges(self) -> tuple[float, ...]:
         """Å: distances that must never be outrun between two rebuilds."""
         if self.everything:
