@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .domain import models
     from .domain.batch import Batch
     from .domain.fields import BatchError, Field, declare_field
-    from .domain.mesh import Mesh, MeshError
+    from .domain.hooks import Hook
+    from .domain.mesh import Mesh, MeshError, RankFailed
     from .domain.reading import Structures, read
     from .domain.runner import DomainParallel
     from .pipeline.campaign import Campaign, resume
@@ -46,6 +47,7 @@ _HOME = {
     "Field": ".domain.fields",
     "Filter": ".pipeline.recipe",
     "Heat": ".stages.heat",
+    "Hook": ".domain.hooks",
     "LockedError": ".pipeline.lock",
     "Mesh": ".domain.mesh",
     "MeshError": ".domain.mesh",
@@ -53,6 +55,7 @@ _HOME = {
     "NVE": ".stages.ensembles",
     "NVT": ".stages.ensembles",
     "Produce": ".stages.produce",
+    "RankFailed": ".domain.mesh",
     "Recipe": ".pipeline.recipe",
     "RecipeError": ".pipeline.errors",
     "Relax": ".stages.relax",
@@ -82,6 +85,7 @@ __all__ = [  # noqa: RUF022 (types first, as `_HOME` has them, then functions)
     "Field",
     "Filter",
     "Heat",
+    "Hook",
     "LockedError",
     "Mesh",
     "MeshError",
@@ -89,6 +93,7 @@ __all__ = [  # noqa: RUF022 (types first, as `_HOME` has them, then functions)
     "NVE",
     "NVT",
     "Produce",
+    "RankFailed",
     "Recipe",
     "RecipeError",
     "Relax",
