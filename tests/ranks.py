@@ -63,10 +63,16 @@ def _run(call: bytes) -> Any:
 
     from mattermill.domain.mesh import Mesh
 
-    function, args, kwargs, (port, prefix, rank, size, timeout, wire) = cloudpickle.loads(call)
+    function, args, kwargs, (port, prefix, rank, size, members, timeout, wire) = cloudpickle.loads(call)
     store = PrefixStore(prefix, TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout)))
-    with Mesh.join(store, rank, size, "cpu", timeout, wire=wire) as mesh:
-        return function(mesh, *args, **kwargs)
+    with Mesh.join(store, rank, size, "cpu", timeout, wire=wire) as world:
+        if members is None:
+            return function(world, *args, **kwargs)
+        mesh = world.sub(members, wire=wire)
+        if mesh is None:
+            return None
+        with mesh:
+            return function(mesh, *args, **kwargs)
 
 
 class RankPool:
@@ -86,6 +92,7 @@ class RankPool:
         timeout: float = 120.0,
         mesh_timeout: float = 30.0,
         wire: str = "auto",
+        members: tuple[int, ...] | None = None,
         may_die: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> list[Any]:
@@ -94,7 +101,8 @@ class RankPool:
         Args:
             timeout: seconds for the whole call. mesh_timeout: the mesh's own.
             wire: transport of the mesh: auto, gloo or local.
-            may_die: ranks whose process may end; their result is `Lost`.
+            members: run on the sub-mesh of these ranks of the `size`, in this order; results in this order, too.
+            may_die: ranks (of the `size`) whose process may end; their result is `Lost`.
 
         Raises:
             RankFailure: a rank raised, died, or did not answer in time.
@@ -105,9 +113,10 @@ class RankPool:
         prefix = f"run-{next(self._numbers)}"
         _by_value(function)
         for rank in range(size):
-            place = (self._store.port, prefix, rank, size, mesh_timeout, wire)
+            place = (self._store.port, prefix, rank, size, members, mesh_timeout, wire)
             self._workers[rank][1].send_bytes(cloudpickle.dumps((function, args, kwargs, place)))
-        return self._collect(size, timeout, may_die)
+        results = self._collect(size, timeout, may_die)
+        return results if members is None else [results[rank] for rank in members]
 
     def _grow(self, size: int) -> None:
         from torch.distributed import TCPStore

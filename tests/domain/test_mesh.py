@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -170,65 +169,99 @@ def test_an_error_that_does_not_travel_is_told_by_name(ranks, kind, name, text):
     assert other == ("RuntimeError", f"{name}: {text}", False)
 
 
-def _die(mesh, victim):
+def _numbers(mesh):
+    """What a mesh needs to be one: who is who, sums in its own order, messages that arrive where they should."""
+    out = [torch.tensor([10.0 * mesh.rank + p], dtype=torch.float64) for p in range(mesh.size)]
+    got = [float(t[0]) for t in mesh.exchange(out)]
+    assert got == [10.0 * p + mesh.rank for p in range(mesh.size)]
+    return mesh.rank, mesh.size, float(mesh.sum(torch.tensor([1.0 + mesh.rank], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("members", [(1, 3), (3, 0, 2), (2, 1)])
+def test_a_sub_mesh_of_any_ranks_in_any_order(ranks, wire, members):
+    n = len(members)
+    got = ranks.run(_numbers, 4, wire=wire, members=members)
+    assert got == [(r, n, n * (n + 1) / 2) for r in range(n)]
+
+
+def _side_by_side(mesh, wire):
+    """Two groups formed in one call, at work at the same time as the whole; then a third across them."""
+    group = mesh.sub([2, 0] if mesh.rank in (0, 2) else [1, 3, 4], wire=wire)
+    outside = mesh.sub([1], wire=wire)
+    across = mesh.sub([4, 0, 1], wire=wire)
+    seen = [_numbers(group)]
+    value = torch.tensor([float(mesh.rank)], dtype=torch.float64)
+    group.begin(*_to_all(group, value))
+    seen.append(_numbers(mesh))
+    group.finish()
+    if across is not None:
+        seen.append(_numbers(across))
+    group.close()
     mesh.barrier()
-    if mesh.rank == victim:
-        os._exit(9)
-    start = time.monotonic()
-    try:
-        for _ in range(1000):
-            mesh.sum(torch.ones(1, dtype=torch.float64))
-    except mm.MeshError as error:
-        first = str(error)
-    else:
-        return "nobody missed it", 0.0
-    try:
-        mesh.barrier()
-    except mm.MeshError as error:
-        return f"{first}; then {error}", time.monotonic() - start
-    return "the second call went through", 0.0
+    return group.wire, seen, None if outside is None else outside.size
+
+
+def _to_all(mesh, value):
+    peers = [p for p in range(mesh.size) if p != mesh.rank]
+    return [[make(value) if p in peers else None for p in range(mesh.size)] for make in (torch.clone, torch.empty_like)]
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_dead_rank_is_a_mesh_error_on_the_others(ranks, wire):
-    results = ranks.run(_die, 3, 1, wire=wire, may_die=(1,), mesh_timeout=20.0, timeout=60.0)
-    for rank in (0, 2):
-        message, seconds = results[rank]
-        assert "lost" in message
-        assert "broke before" in message
-        assert seconds < 15.0
+def test_sub_meshes_side_by_side(ranks, wire):
+    place = {2: (0, 2, 3.0), 0: (1, 2, 3.0), 1: (0, 3, 6.0), 3: (1, 3, 6.0), 4: (2, 3, 6.0)}
+    third = {4: [(0, 3, 6.0)], 0: [(1, 3, 6.0)], 1: [(2, 3, 6.0)]}
+    for rank, (got, seen, outside) in enumerate(ranks.run(_side_by_side, 5, wire, wire=wire)):
+        assert got == wire
+        assert seen == [place[rank], (rank, 5, 15.0), *third.get(rank, [])]
+        assert outside == (1 if rank == 1 else None)
 
 
-def _silent(mesh):
-    if mesh.rank == 1:
-        time.sleep(4.0)
+def _sub_of_sub(mesh, wire):
+    upper = mesh.sub([5, 4, 3, 2], wire=wire)
+    mesh.close()  # the world is not needed any more
+    if upper is None:
         return None
-    start = time.monotonic()
-    try:
-        mesh.barrier()
-    except mm.MeshError:
-        return time.monotonic() - start
-    return None
+    inner = upper.sub([3, 1], wire=wire)  # ranks 2 and 4 of the world
+    again = upper.sub([3, 1], wire=wire)  # the same ranks once more: another mesh
+    if inner is None:
+        return _numbers(upper.sub([0, 2], wire=wire))
+    assert upper.sub([0, 2], wire=wire) is None
+    inner.begin(*_to_all(inner, torch.ones(3)))
+    assert _numbers(again)[1] == 2
+    inner.finish()
+    return _numbers(inner)
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_silent_rank_is_a_mesh_error_after_the_timeout(ranks, wire):
-    waited = ranks.run(_silent, 2, wire=wire, mesh_timeout=1.5)[0]
-    assert waited is not None
-    assert 1.0 < waited < 3.9
+def test_a_sub_mesh_of_a_sub_mesh(ranks, wire):
+    got = ranks.run(_sub_of_sub, 6, wire, wire=wire)
+    assert got == [None, None, (0, 2, 3.0), (1, 2, 3.0), (1, 2, 3.0), (0, 2, 3.0)]
 
 
-def _sub(mesh):
-    pair = mesh.sub([3, 1])
-    one = mesh.sub([2])
-    return (
-        None if pair is None else (pair.rank, float(pair.sum(torch.tensor([float(mesh.rank)], dtype=torch.float64)))),
-        None if one is None else one.size,
-    )
+def test_a_sub_mesh_of_one_is_alone(ranks):
+    assert ranks.run(_numbers, 3, members=(2,)) == [(0, 1, 1.0)]
+    assert Mesh.single().sub([0]).size == 1
 
 
-def test_sub_meshes_need_not_start_at_rank_0(ranks):
-    assert ranks.run(_sub, 4) == [(None, None), ((1, 4.0), None), (None, 1), ((0, 4.0), None)]
+@pytest.mark.parametrize("wrong", [[], [0, 0], [1], [-1]])
+def test_ranks_of_a_sub_mesh_must_be_there(wrong):
+    with pytest.raises(ValueError, match=r"distinct and in 0[.][.]0"):
+        Mesh.single().sub(wrong)
+
+
+def _counts(mesh):
+    before = mesh.messages, mesh.bytes_sent, mesh.collectives
+    mesh.sum(torch.ones(5, dtype=torch.float64))
+    mesh.swap([None] * mesh.size, [None] * mesh.size)
+    mesh.gather_rows(torch.ones((2, 3)), [2] * mesh.size)
+    return tuple(a - b for a, b in zip((mesh.messages, mesh.bytes_sent, mesh.collectives), before, strict=True))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_messages_and_bytes_are_counted(ranks, wire):
+    """What was asked to be sent; headers of the wire's own do not count."""
+    assert ranks.run(_counts, 3, wire=wire) == [(2, 80, 3), (3, 104, 3), (3, 104, 3)]
 
 
 def test_nobody_comes():
@@ -256,13 +289,34 @@ mesh.close()
 """
 
 
-def test_from_env_under_torchrun(tmp_path: Path):
+def _torchrun(tmp_path: Path, text: str, ranks: int) -> str:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    script.write_text(text)
+    module = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
+    done = subprocess.run([*module, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("sum 2 3.0") == 2
+    return done.stdout
+
+
+def test_from_env_under_torchrun(tmp_path: Path):
+    assert _torchrun(tmp_path, SCRIPT, 2).count("sum 2 3.0") == 2
+
+
+PART = """
+import torch, mattermill as mm
+with mm.Mesh.from_env() as world:
+    mesh = world.sub([2, 1])
+    if mesh is not None:
+        total = float(mesh.sum(torch.tensor([world.rank + 1.0], dtype=torch.float64)))
+        print(f"rank {world.rank} is {mesh.rank} of {mesh.size}: {total}\\n", end="", flush=True)
+        mesh.close()
+"""
+
+
+def test_more_ranks_under_torchrun_than_are_used(tmp_path: Path):
+    """Those that are not needed leave at once, the one with torchrun's number 0 among them."""
+    printed = _torchrun(tmp_path, PART, 3)
+    assert sorted(printed.split("\n"))[-2:] == ["rank 1 is 1 of 2: 5.0", "rank 2 is 0 of 2: 5.0"]
 
 
 def test_from_env_alone(monkeypatch):
