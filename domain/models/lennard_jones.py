@@ -160,7 +160,6 @@ class LennardJones(Model):
         from ..kernels import segment_sum
 
         tables = self._tables_on(nb.positions.device)
-        self._check_species(nb, tables)
         full = energy or stress
         forces = nb.positions.new_zeros((nb.n_nodes, 3))
         energies = nb.positions.new_zeros(nb.n_nodes) if full else None
@@ -187,9 +186,10 @@ class LennardJones(Model):
         from ..kernels import launch
         from .lj_kernels import pair_kernel
 
+        type, uniform = self._types(nb, tables)
         launch(
             pair_kernel(self.dtype, self.truncation == "switch", energies is not None), nb.n_owned, nb.positions,
-            nb.node, nb.first, nb.count, nb.neighbors, nb.boundary, part, nb.numbers, tables.type_of, tables.rows,
+            nb.node, nb.first, nb.count, nb.neighbors, nb.boundary, part, type, uniform, tables.coefficients,
             tables.types, tables.rc2, tables.inv_width, forces, energies, virials,
         )  # fmt: skip
 
@@ -199,18 +199,25 @@ class LennardJones(Model):
             cache[device] = Tables.of(self, device)
         return cache[device]
 
-    def _check_species(self, nb: Neighborhood, tables: Tables) -> None:
-        """Once per content of `nb.numbers`: an in-place change of a tensor counts up its version."""
+    def _types(self, nb: Neighborhood, tables: Tables) -> tuple[Tensor, int]:
+        """Type of every row, int32 (n_total,), and 1 if it is the same for all, else 0.
+
+        Once per content of `nb.numbers`: an in-place change of a tensor counts up its version.
+        """
         stamp = (id(self), nb.numbers.data_ptr(), nb.numbers._version, nb.n_owned)
-        if nb.cache.get("lennard_jones.checked") == stamp:
-            return
-        owned = nb.numbers[: nb.n_owned]
-        inside = (owned >= 0) & (owned < _N_SYMBOLS)
-        known = inside & (tables.type_of[owned.clamp(0, _N_SYMBOLS - 1).long()] < tables.types - 1)
+        kept = nb.cache.get("lennard_jones.types")
+        if kept is not None and kept[0] == stamp:
+            return kept[1:]
+        numbers = nb.numbers
+        inside = (numbers >= 0) & (numbers < _N_SYMBOLS)
+        type = torch.where(inside, tables.type_of[numbers.clamp(0, _N_SYMBOLS - 1).long()], tables.types - 1)
+        known = type[: nb.n_owned] < tables.types - 1
         if not bool(known.all()):
-            unknown = ", ".join(self.unknown_species(owned[~known].unique().tolist()))
+            unknown = ", ".join(self.unknown_species(numbers[: nb.n_owned][~known].unique().tolist()))
             raise ValueError(f"the model knows {', '.join(self.symbols)}, not {unknown}: give it epsilon and sigma")
-        nb.cache["lennard_jones.checked"] = stamp
+        uniform = int(bool((type == type[:1]).all()))
+        nb.cache["lennard_jones.types"] = (stamp, type, uniform)
+        return type, uniform
 
 
 @dataclass(frozen=True)
@@ -219,15 +226,15 @@ class Tables:
 
     Attributes:
         type_of: int32, (119,): type of each atomic number; ``types - 1`` for those the model does not know.
-        rows: model dtype, (types², 3): 4 ε σ¹², 4 ε σ⁶, U(rc) (0 unless shifted); NaN for unknown species, so that one
-            can never pass for another.
+        coefficients: model dtype, (types², 3): 4 ε σ¹², 4 ε σ⁶, U(rc) (0 unless shifted); NaN for unknown species, so
+            that one can never pass for another.
         types: number of species, and one for the unknown.
         rc2, inv_width: rc² and 1 / (rc² - ro²), Å.
         symmetric: where xx xy xz yx ... stand among xx yy zz yz xz xy.
     """
 
     type_of: Tensor
-    rows: Tensor
+    coefficients: Tensor
     types: int
     rc2: float
     inv_width: float
@@ -249,7 +256,7 @@ class Tables:
         onset = model.switch_onset
         return cls(
             type_of=torch.from_numpy(type_of).to(device),
-            rows=torch.from_numpy(rows.reshape(-1, 3)).to(device=device, dtype=model.dtype),
+            coefficients=torch.from_numpy(rows.reshape(-1, 3)).to(device=device, dtype=model.dtype),
             types=types,
             rc2=model.cutoff**2,
             inv_width=0.0 if onset is None else 1.0 / (model.cutoff**2 - onset**2),
