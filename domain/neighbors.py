@@ -1,21 +1,23 @@
-"""Neighbour lists of one system on one rank, in canonical order, over explicit ghosts.
+"""Neighbour lists of one system on one rank, over explicit images.
 
-Every periodic image within reach becomes a ghost of its own, so that a kernel needs no lattice shifts: the vector of
-a pair is y[j] - y[i]. The order of atoms, images and pairs depends on the system alone (atom ids and shifts), so
-sums over a list have the same bits wherever and whenever it is built from the same positions.
+Every periodic image within reach becomes a row of its own, so that a kernel needs no lattice shifts: the vector of a
+pair is y[j] - y[i]. The order of images and pairs follows from the points, in the order in which they are given, and
+from nothing else: sums over a list have the same bits wherever and whenever it is built from the same positions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .units import volume
 
-Lists = Literal["half", "full", "none"]
+if TYPE_CHECKING:
+    from .strategy import Pairs
+
 Vector = tuple[float, float, float]
 
 #: Points that spread over more lattice vectors than this are wrapped before the search.
@@ -61,11 +63,6 @@ class SystemList:
         """int32, (n_total,): the node each row is (an image of)."""
         return np.concatenate([np.arange(self.n_nodes, dtype=np.int32), self.image_of])
 
-    def home(self) -> np.ndarray:
-        """int32, (n_total,): the owned atom each row is (an image of), -1 for remote ghosts and their images."""
-        node = self.node()
-        return np.where(node < self.n_owned, node, np.int32(-1))
-
 
 def build_system_list(
     points: np.ndarray,
@@ -73,29 +70,33 @@ def build_system_list(
     cell: np.ndarray,
     periodic: np.ndarray,
     reach: float,
-    order_key: np.ndarray | None = None,
     *,
-    pairs: Lists = "half",
+    pairs: Pairs = "half",
     receivers: np.ndarray | None = None,
 ) -> SystemList:
-    """The list of all pairs within `reach`, images included, in an order that depends on the arguments alone.
+    """The list of all pairs nearer than `reach`, images included.
+
+    Lists of one node after another; in a half list first other owned atoms, then ghosts and images. Neighbours stand
+    in the order of the bins they lie in (see `cell_list`), those of one bin by row, images behind nodes by (node,
+    shift). Images are numbered in the order in which the lists first meet them.
 
     Args:
         points: float64, (n_owned + n_remote, 3), Å: owned atoms in canonical order, then remote ghosts.
         n_owned: number of owned atoms.
         cell: float64, (3, 3), lattice vectors as rows; vectors of axes that are not periodic may be zero.
         periodic: bool, (3,): axes along which images are made here (not those partitioned over ranks).
-        reach: Å, cutoff + skin.
-        order_key: int64, (n_owned + n_remote,): neighbours of an atom are sorted by the key of the atom they are (an
-            image of), then by shift, then by row. Default: the row.
+        reach: Å, cutoff + skin; a pair at this very distance is not listed.
         pairs: "half": a pair of owned atoms (or images of them) stands once, a pair (owned, remote) once, at the
-            owned atom, with each shift; pairs of two remote atoms do not appear. "full": every pair stands at each
-            of its ends that receives. "none": no pairs, no images.
+            owned atom, with each shift; pairs of two remote atoms do not appear. Of two owned atoms it is the one
+            whose partner has the lexicographically positive shift: half of the images are never needed. "full":
+            every pair stands at each of its ends that receives, also that of an atom and its own image. "none": no
+            pairs, no images.
         receivers: bool, (n_remote,), for "full": remote atoms that have a list of their own, as all owned atoms do.
             Default: none of them.
 
     Raises:
-        ValueError: positions that are not finite, a periodic axis without a lattice vector, reach not positive.
+        ValueError: positions that are not finite or unreasonably far away, periodic axes without independent lattice
+            vectors, reach not positive, more pairs than 32 bits count.
     """
     points = _checked(points, reach)
     n = len(points)
@@ -121,7 +122,7 @@ def _search(
     cell: np.ndarray,
     periodic: np.ndarray,
     reach: float,
-    pairs: Lists,
+    pairs: Pairs,
 ) -> SystemList:
     from .cell_list import Search
 
@@ -155,14 +156,24 @@ def _as_they_are(one: SystemList, offset: np.ndarray) -> SystemList:
     sender = node[neighbors]
     shift = shift[neighbors] + np.repeat(offset, one.count, axis=0)
     shifted = np.flatnonzero(shift.any(axis=1))
-    of, by = sender[shifted], shift[shifted]
-    order = np.lexsort((by[:, 2], by[:, 1], by[:, 0], of))
-    of, by = of[order], by[order]
-    new = np.ones(len(of), dtype=bool)
-    new[1:] = (of[1:] != of[:-1]) | (by[1:] != by[:-1]).any(axis=1)
+    images, place = _unique(np.column_stack([sender[shifted], shift[shifted]]))
     neighbors = sender.copy()
-    neighbors[shifted[order]] = one.n_nodes + np.cumsum(new) - 1
-    return replace(one, image_of=of[new], image_shift=by[new].astype(np.int32), neighbors=neighbors)
+    neighbors[shifted] = one.n_nodes + place
+    return replace(one, image_of=images[:, 0].copy(), image_shift=images[:, 1:].copy(), neighbors=neighbors)
+
+
+def _unique(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different ones among rows of int64, ascending, as int32; and for each row its place there."""
+    low = rows.min(axis=0, initial=0)
+    widths = (rows.max(axis=0, initial=0) - low + 1).tolist()
+    if prod(widths) < 2**63:
+        # One number for each row: many times faster than to compare them column by column.
+        steps = np.array([prod(widths[k + 1 :]) for k in range(len(widths))], dtype=np.int64)
+        keys, place = np.unique((rows - low) @ steps, return_inverse=True)
+        different = keys[:, None] // steps % np.array(widths) + low
+    else:
+        different, place = np.unique(rows, axis=0, return_inverse=True)
+    return different.astype(np.int32), place
 
 
 def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[list[Vector], list[Vector], Vector]:

@@ -69,6 +69,7 @@ class Resident:
         owners: int32, (n,), owning rank by place.
         grid, image, halo, list: as of the last rebuild; image int32 (owned here, 3).
         said: what was last logged about its grid.
+        cost: work of a step, see `balance.cost_of`; as of when it came aboard.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Resident:
     halo: HaloPlan = NO_HALO
     list: SystemList = field(default_factory=lambda: _NO_LIST)
     said: str = ""
+    cost: float = 0.0
 
     @property
     def n_atoms(self) -> int:
@@ -151,7 +153,6 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
         box,
         layout.frame.periodic & ~np.array(grid.split),
         strategy.cutoff + strategy.skin,
-        np.concatenate([resident.atom_ids[held], resident.atom_ids[halo.ghost_atoms]]),
         pairs=strategy.pairs,
         receivers=halo.receivers,
     )

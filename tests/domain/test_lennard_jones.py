@@ -313,7 +313,7 @@ def test_two_halves_with_remote_ghosts_are_the_whole() -> None:
             ghosts.append((which, moved[which]))
         rows = np.concatenate([own, *[g[0] for g in ghosts]])
         points = np.concatenate([x[own], *[g[1] for g in ghosts]])
-        one = build_system_list(points, len(own), cell, np.array([False, True, True]), reach, order_key=rows)
+        one = build_system_list(points, len(own), cell, np.array([False, True, True]), reach)
         out = model.compute(assemble([one], [points], [z[rows]], [cell], [atoms.pbc]))
         assert out.forces.shape == (len(rows), 3)
         np.add.at(energies, rows, out.energies.numpy())
