@@ -11,13 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from .admission import Loads, check_arrivals, complete, in_order_of_arrival, keep_rows, new_resident
+from .admission import check_arrivals, complete, in_order_of_arrival, keep_rows, new_resident
+from .balance import Loads, cost_of, plan_moves
 from .batch import Batch
+from .density import mean_neighbors
 from .exchange import Exchange
 from .mesh import Mesh
 from .migrate import gather_system, migrate_rows
 from .refresh import refresh
-from .resident import Resident, Splitting, build_lists, drop_lists, lay_out
+from .resident import Layout, Resident, Splitting, build_lists, drop_lists, lay_out
 from .skin import Skin
 from .tables import Tables
 
@@ -44,6 +46,7 @@ class Aboard:
         self.exchange: Exchange | None = None
         self._header = np.zeros(0)
         self.rebuilds = 0
+        self._uneven = False
         self.broken: dict[str, str] = {}
 
     # --- coming and going --------------------------------------------------------------------------------------
@@ -51,22 +54,34 @@ class Aboard:
     def add(self, whole: Batch) -> None:
         """Take whole systems aboard, which every rank holds in full; each rank keeps its part."""
         whole = complete(whole.to(self.mesh.device))
-        loads = Loads(self.mesh.size, self.residents)
-        arrivals = []
-        for s in range(len(whole)):
-            resident = new_resident(whole, s, self.splitting, loads)
-            span = slice(int(whole.ptr[s]), int(whole.ptr[s + 1]))
-            reference = whole.reference[span].cpu().numpy()[resident.order]
-            layout = lay_out(resident, reference, whole.reference_cell[s].cpu().numpy(), self.splitting)
+        arrivals = [new_resident(whole, s, self.splitting) for s in range(len(whole))]
+        layouts = [self._arriving(whole, s, resident) for s, resident in enumerate(arrivals)]
+        loads = Loads(self.mesh.size)
+        for resident in self.residents:
+            loads.add(resident.cost, resident.owners)
+        # The costly ones choose first: small ones then fill up what is left uneven.
+        for resident, layout in sorted(zip(arrivals, layouts, strict=True), key=lambda arrival: -arrival[0].cost):
+            resident.ranks = loads.order()
             ranks = np.array(resident.domain_ranks(layout.grid.n_domains), dtype=np.int32)
             resident.owners = ranks[layout.domains]
             build_lists(resident, layout, self.splitting, self.mesh.rank)
-            loads.atoms += np.bincount(resident.owners, minlength=self.mesh.size)
-            arrivals.append(resident)
+            loads.add(resident.cost, resident.owners)
         mine = keep_rows(whole, arrivals, self.mesh.rank)
         self.batch = Batch.concat([self.batch, mine])
         self.residents += arrivals
+        self._uneven = True
         self._lay_out_anew()
+
+    def _arriving(self, whole: Batch, s: int, resident: Resident) -> Layout:
+        """Where the atoms of an arrival belong; sets its cost."""
+        span = slice(int(whole.ptr[s]), int(whole.ptr[s + 1]))
+        reference = whole.reference[span].cpu().numpy()[resident.order]
+        layout = lay_out(resident, reference, whole.reference_cell[s].cpu().numpy(), self.splitting)
+        if self.mesh.size > 1:
+            strategy = self.splitting.strategy
+            near = mean_neighbors(layout.frame, layout.fractional, strategy.cutoff + strategy.skin)
+            resident.cost = cost_of(resident.n_atoms, near)
+        return layout
 
     def drop(self, ids: Sequence[str]) -> None:
         """Forget these systems. Not collective, but every rank must do it."""
@@ -76,7 +91,45 @@ class Aboard:
         self.batch = self.batch.select(keep).clone() if keep else Batch.empty()
         self.residents = [self.residents[s] for s in keep]
         self.broken = {i: why for i, why in self.broken.items() if i not in gone}
+        self._uneven = True
         self._lay_out_anew()
+
+    def level(self) -> bool:
+        """Move whole systems between ranks where arrivals and departures have left the work uneven.
+
+        Their lists are made again from the reference they were made from: nothing about them changes but the place.
+
+        Returns:
+            Whether any has moved: rows, and so the state, are others then. The same on every rank.
+        """
+        if not self._uneven or self.mesh.size == 1:
+            return False
+        self._uneven = False
+        divided, whole = Loads(self.mesh.size), []
+        for s, resident in enumerate(self.residents):
+            if resident.grid.n_domains > 1:
+                divided.add(resident.cost, resident.owners)
+            else:
+                whole.append(s)
+        residents = [self.residents[s] for s in whole]
+        moves = plan_moves([r.cost for r in residents], [r.ranks[0] for r in residents], divided.work)
+        for k, rank in sorted(moves.items()):
+            self._move(whole[k], rank)
+        if moves:
+            self._lay_out_anew()
+        return bool(moves)
+
+    def _move(self, s: int, rank: int) -> None:
+        """Take a whole system to another rank, atoms, lists and all."""
+        resident = self.residents[s]
+        self._migrate(s, np.full(resident.n_atoms, rank, dtype=np.int32))
+        resident.ranks = (rank, *(r for r in resident.ranks if r != rank))
+        if rank != self.mesh.rank:
+            drop_lists(resident)
+            return
+        reference = self.batch.reference[self._rows(s)].cpu().numpy()
+        layout = lay_out(resident, reference, self.batch.reference_cell[s].cpu().numpy(), self.splitting)
+        build_lists(resident, layout, self.splitting, rank)
 
     def gather(self, ids: Sequence[str], fields: Sequence[str] | None = None) -> Batch | None:
         """Whole systems on the lead, atoms in the order in which they came in; None elsewhere."""

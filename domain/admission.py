@@ -63,35 +63,21 @@ def complete(batch: Batch) -> Batch:
     return full
 
 
-class Loads:
-    """Atoms per rank, by which whole systems are spread. Replicated: every rank counts alike."""
-
-    def __init__(self, size: int, residents: Sequence[Resident]) -> None:
-        self.atoms = np.zeros(size, dtype=np.int64)
-        for resident in residents:
-            self.atoms += np.bincount(resident.owners, minlength=size)
-
-    def order(self) -> tuple[int, ...]:
-        """Ranks, least loaded first."""
-        return tuple(np.argsort(self.atoms, kind="stable").tolist())
-
-
-def new_resident(batch: Batch, s: int, splitting: Splitting, loads: Loads) -> Resident:
-    """The record of system `s` of a batch that comes aboard; owners follow once its layout is known."""
+def new_resident(batch: Batch, s: int, splitting: Splitting) -> Resident:
+    """The record of system `s` of a batch that comes aboard; ranks and owners follow once its layout is known."""
     span = slice(int(batch.ptr[s]), int(batch.ptr[s + 1]))
     atom_ids = batch.atom_id[span].cpu().numpy()
     order = np.argsort(atom_ids, kind="stable")
     n = len(order)
-    ranks = loads.order()
     return Resident(
         id=batch.ids[s],
         atom_ids=atom_ids[order],
         numbers=batch.numbers[span].cpu().numpy()[order].astype(np.int32),
         pbc=batch.pbc[s].cpu().numpy(),
         order=order,
-        ranks=ranks,
+        ranks=tuple(range(splitting.size)),
         divisible=splitting.divisible(n),
-        owners=np.full(n, ranks[0], dtype=np.int32),
+        owners=np.zeros(n, dtype=np.int32),
     )
 
 
@@ -117,4 +103,4 @@ def in_order_of_arrival(atoms: dict[str, Tensor], residents: Sequence[Resident])
     return take_rows(atoms, rows)
 
 
-__all__ = ["Loads", "check_arrivals", "complete", "in_order_of_arrival", "keep_rows", "new_resident"]
+__all__ = ["check_arrivals", "complete", "in_order_of_arrival", "keep_rows", "new_resident"]

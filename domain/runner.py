@@ -204,6 +204,8 @@ class DomainParallel:
         if not self.ids:
             return None
         with self.mesh.guard():
+            if self._aboard.level():
+                self._sync()
             at = self.steps + 1
             self._call(Point.BEFORE_STEP, at)
             self._call(Point.BEFORE_PRE_UPDATE, at)
