@@ -5,6 +5,7 @@ Everything here is small and hot enough to make atoms cross cuts and wrap around
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,31 @@ def far() -> Atoms:
     return atoms
 
 
+def short() -> Atoms:
+    """A small wire, to keep others company."""
+    atoms = bulk("Ar", "fcc", 5.5, cubic=True).repeat((1, 3, 1))
+    atoms.pbc = (False, True, False)
+    return _shaken(atoms, 12)
+
+
+def low() -> Atoms:
+    """A sheet one cell high, likewise."""
+    atoms = bulk("Ar", "fcc", 5.5, cubic=True).repeat((2, 2, 1))
+    atoms.center(vacuum=9.0, axis=2)
+    atoms.pbc = (True, True, False)
+    return _shaken(atoms, 13)
+
+
 def few() -> Atoms:
     """Five atoms: some of four ranks own none."""
     atoms = Atoms("Ar5", [[0, 0, 0], [3.8, 0, 0], [0, 3.8, 0.2], [3.7, 3.9, 0], [2, 2, 3.1]], pbc=False)
     return _shaken(atoms, 11)
 
 
-SHAPES = {f.__name__: f for f in (cubic, triclinic, skewed, slab, wrapped_slab, wire, cluster, thin, tiny, far, few)}
+SHAPES = {
+    f.__name__: f
+    for f in (cubic, triclinic, skewed, slab, wrapped_slab, wire, cluster, thin, tiny, far, few, short, low)
+}
 
 
 def model() -> Any:
@@ -121,15 +140,17 @@ def model() -> Any:
 
 def batch(names: list[str]) -> Batch:
     """These shapes as one batch, with fields of every kind of a user's own."""
-    structures = []
-    for name in names:
-        atoms = SHAPES[name]()
+    return with_fields({name: SHAPES[name]() for name in names})
+
+
+def with_fields(structures: Mapping[str, Atoms]) -> Batch:
+    """Structures by id as a batch, with fields of every kind of a user's own, and those of all ensembles."""
+    for atoms in structures.values():
         n = len(atoms)
         atoms.set_array("charge", np.linspace(-1.0, 1.0, n))
         atoms.set_array("tag3", np.arange(3 * n).reshape(n, 3))
-        structures.append(atoms)
-    whole = Batch.from_atoms(structures, names)
-    k = len(names)
+    whole = Batch.from_atoms(list(structures.values()), list(structures))
+    k = len(structures)
     return whole.with_fields(
         systems={
             "timestep": torch.full((k,), 4.0, dtype=torch.float64),
@@ -148,14 +169,25 @@ def propagator(name: str) -> Any:
     return {"nve": VelocityVerlet, "langevin": Langevin}[name]()
 
 
-def worst(got: Batch, expected: Batch, name: str) -> float:
-    """max|difference| / max(max|expected|, scale), over the batch."""
-    scale = {"forces": 1.0, "stress": 1.0 / 160.21766208, "velocities": 1e-3}.get(name, 1.0)
-    a, b = getattr(got, name).numpy(), getattr(expected, name).numpy()
-    assert a.shape == b.shape
+#: What a difference is measured against where a field's own values are smaller: 1 eV/Å, 1 GPa, 1e-3 Å/fs, else 1.
+SCALES = {"forces": 1.0, "stress": 1.0 / 160.21766208, "velocities": 1e-3}
+
+
+def difference(got: torch.Tensor, expected: torch.Tensor, name: str) -> float:
+    """max|difference| / max(max|expected|, scale); NaN must stand in the same places."""
+    a, b = got.numpy(), expected.numpy()
+    assert a.shape == b.shape, name
     assert np.array_equal(np.isnan(a), np.isnan(b)), name
     a, b = np.nan_to_num(a), np.nan_to_num(b)
-    return float(np.abs(a - b).max() / max(np.abs(b).max(), scale))
+    if not b.size:
+        return 0.0
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), SCALES.get(name, 1.0)))
+
+
+def worst(got: Batch, expected: Batch, name: str) -> float:
+    """The largest `difference` of a field in any system, each measured by its own values."""
+    assert got.ids == expected.ids
+    return max(difference(getattr(a, name), getattr(b, name), name) for a, b in zip(got, expected, strict=True))
 
 
 COMPARED = ("positions", "velocities", "forces", "energy", "energies", "stress")
