@@ -120,6 +120,14 @@ class Batch:
                     return fields[name]
         raise AttributeError(f"this batch has no field {name!r}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Batch.__slots__:
+            object.__setattr__(self, name, value)
+        elif name not in self or getattr(self, name) is not value:  # `batch.positions += 1` assigns what it has changed
+            raise AttributeError(
+                f"a batch's fields are changed in place (batch.{name}[:] = ...) or put into a new batch by with_fields"
+            )
+
     def __contains__(self, name: str) -> bool:
         """Whether the batch has a field of this name."""
         return name in self.atoms or name in self.systems

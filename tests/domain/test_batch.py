@@ -212,6 +212,20 @@ def test_fields_read_as_attributes_and_names_that_are_none_say_so():
     assert "2 systems" in repr(make([1, 2]))
 
 
+def test_fields_are_changed_in_place():
+    batch = make([2])
+    positions = batch.positions
+    before = positions.clone()
+    batch.positions += 1.0
+    batch.positions[0] *= 2.0
+    assert batch.positions is positions
+    assert torch.equal(positions[1], before[1] + 1)
+    assert torch.equal(positions[0], 2 * (before[0] + 1))
+    for name in ("positions", "nothing", "image"):
+        with pytest.raises(AttributeError, match=rf"in place \(batch.{name}\[:\] = ...\) or put into a new batch"):
+            setattr(batch, name, before)
+
+
 def test_clone_and_to_share_nothing_they_should_not():
     batch = make([2])
     copy = batch.clone()

@@ -12,6 +12,7 @@ from ase.units import fs
 from parity import cases
 
 import mattermill as mm
+from mattermill.domain.agreement import agree
 from mattermill.domain.batch import Batch
 from mattermill.domain.hooks import Hook, HookSet, Point, Scope
 from mattermill.domain.models.base import Model
@@ -524,8 +525,9 @@ def _disagree(mesh, kind):
         "alike": [Hook(print, scope="lead"), Hook(print, energy=True)],
     }[kind]
     try:
-        HookSet(hooks).agree(mesh)
+        agree(mesh, "hooks", HookSet(hooks).shared())
     except ValueError as error:
+        mesh.barrier()  # the mesh is whole
         return str(error)
     return ""
 
@@ -584,7 +586,7 @@ def test_a_hook_that_raises_on_one_rank_is_told_on_all(ranks, point):
     results = ranks.run(_raises, 3, point, "local", 1, mesh_timeout=10.0)
     assert results[1] == ("ZeroDivisionError", "the user's own words")
     for rank in (0, 2):
-        assert results[rank][0] == "MeshError"
+        assert results[rank][0] == "RankFailed"
         assert "rank 1 failed: ZeroDivisionError: the user's own words" in results[rank][1]
 
 
@@ -592,5 +594,5 @@ def test_a_hook_that_raises_on_one_rank_is_told_on_all(ranks, point):
 def test_so_does_one_of_another_scope(ranks, scope, where):
     results = ranks.run(_raises, 3, "after_step", scope, where, mesh_timeout=10.0)
     for rank, (kind, text) in enumerate(results):
-        assert kind == ("ZeroDivisionError" if rank == where else "MeshError")
+        assert kind == ("ZeroDivisionError" if rank == where else "RankFailed")
         assert "the user's own words" in text
