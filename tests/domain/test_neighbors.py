@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import ase.neighborlist
 import numpy as np
 import pytest
@@ -268,14 +266,3 @@ def test_the_bad_system_of_a_batch_is_named() -> None:
     bad.positions[0, 1] = np.nan
     with pytest.raises(ValueError, match="system 'rotten': positions must be finite"):
         neighborhood_of(Batch.from_atoms([good, bad], ids=["fine", "rotten"]), 5.0)
-
-
-@pytest.mark.parametrize("periodic", [(True, True, True), (False, True, True)])
-def test_32_000_atoms_in_well_under_a_few_seconds(periodic: tuple[bool, bool, bool]) -> None:
-    atoms = bulk("Ar", a=5.3, cubic=True).repeat(20)
-    atoms.rattle(0.2, seed=1)
-    started = time.perf_counter()
-    one = build_system_list(atoms.positions, 32_000, atoms.cell.array, np.array(periodic), 9.5)
-    # 0.3 s on an idle core, also for a slab, for which vesin itself takes 2 s; the bound catches another order.
-    assert time.perf_counter() - started < 3.0
-    assert len(one.neighbors) > 1_000_000
