@@ -6,11 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
+from ase.build import bulk
 
+import mattermill as mm
 from mattermill.domain.balance import THRESHOLD, Loads, cost_of, plan_moves
+from mattermill.domain.batch import Batch
 from mattermill.domain.density import mean_neighbors
 from mattermill.domain.frame import Frame
 from mattermill.domain.neighbors import build_system_list
+from mattermill.domain.runner import DomainParallel
+from mattermill.stages.integrators.langevin import Langevin
 
 
 def _loads(costs, places, fixed):
@@ -114,3 +120,107 @@ def test_neighbors_are_as_many_as_the_list_has(name, reach):
 def test_work_is_pairs_and_atoms():
     assert cost_of(100, 40.0) == 100 * (20 + 10)
     assert mean_neighbors(Frame.of(np.eye(3), [True] * 3), np.zeros((0, 3)), 5.0) == 0.0
+
+
+# --- in a run ---------------------------------------------------------------------------------------------------
+
+
+def _systems():
+    """Nine small systems and one to be divided, hot, with fields of a user's own."""
+    sizes = [
+        (2, 2, 2),
+        (3, 2, 2),
+        (2, 2, 2),
+        (3, 3, 2),
+        (2, 2, 2),
+        (2, 3, 2),
+        (2, 2, 2),
+        (3, 2, 3),
+        (2, 2, 3),
+        (5, 4, 3),
+    ]
+    crystals = [bulk("Ar", "fcc", 5.5, cubic=True).repeat(n) for n in sizes]
+    rng = np.random.default_rng(5)
+    for atoms in crystals:
+        atoms.positions += rng.normal(scale=0.08, size=(len(atoms), 3))
+        atoms.set_velocities(rng.normal(scale=0.04, size=(len(atoms), 3)))
+        atoms.set_array("charge", rng.normal(size=len(atoms)))
+    k = len(crystals)
+    return Batch.from_atoms(crystals, [f"s{i}" for i in range(k)]).with_fields(
+        systems={
+            "timestep": torch.full((k,), 4.0, dtype=torch.float64),
+            "temperature": torch.full((k,), 120.0, dtype=torch.float64),
+            "friction": torch.full((k,), 2.0, dtype=torch.float64),
+            "noise_key": torch.arange(k, dtype=torch.int64) * 7919 + 17,
+        }
+    )
+
+
+def _left_uneven(mesh, level):
+    """All whole systems of the last rank but one, and of the others all but one, leave; the rest goes on."""
+    model = mm.models.noble_gases(cutoff=6.0, truncation="switch")
+    seen = []
+    with DomainParallel(model, Langevin(), mesh, skin=0.6, split_atoms=100) as runner:
+        aboard = runner._aboard
+        if not level:
+            aboard.level = lambda: False
+        runner.partition(_systems() if mesh.is_lead else None)
+        assert sum(r.grid.n_domains > 1 for r in aboard.residents) == 1
+        runner.run(7)
+        busy = mesh.size - 1
+        gone = [r.id for r in aboard.residents if r.grid.n_domains == 1 and r.ranks[0] != busy]
+        runner.release(gone)
+        before = {r.id: r.ranks[0] for r in aboard.residents}
+        for _ in range(4):
+            runner.run(8)
+            owned = mesh.sum(torch.tensor([float(runner.state.n_owned)], dtype=torch.float64))
+            assert int(owned) == sum(r.n_atoms for r in aboard.residents)
+        moved = [r.id for r in aboard.residents if r.ranks[0] != before[r.id] and r.grid.n_domains == 1]
+        load = Loads(mesh.size)
+        for r in aboard.residents:
+            load.add(r.cost, r.owners)
+        # Newcomers after a move, and another one: rows and state still belong together.
+        two = _systems().select([0, 2]).with_ids(["n0", "n2"])
+        runner.admit(two if mesh.is_lead else None)
+        runner.run(5)
+        seen = (runner.gather(), moved, load.work, runner.rebuilds)
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_systems_that_move_keep_their_bits(ranks, size):
+    expected, stayed, uneven, _ = ranks.run(_left_uneven, size, False)[0]
+    got, moved, even, rebuilds = ranks.run(_left_uneven, size, True)[0]
+    assert not stayed
+    assert moved, "nothing was moved"
+    assert rebuilds > len(got.ids), "lists must have been made again after a move"
+    assert uneven.max() > THRESHOLD * uneven.mean()
+    assert even.max() < uneven.max()
+    assert got.ids == expected.ids
+    for name in (*expected.atoms, *expected.systems):
+        a, b = getattr(got, name), getattr(expected, name)
+        assert torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)), name
+
+
+def _placed(mesh):
+    """Work of each rank after ten systems have come aboard at once."""
+    model = mm.models.noble_gases(cutoff=6.0, truncation="switch")
+    with DomainParallel(model, Langevin(), mesh, skin=0.6, split_atoms=100) as runner:
+        runner.partition(_systems() if mesh.is_lead else None)
+        loads = Loads(mesh.size)
+        for r in runner._aboard.residents:
+            loads.add(r.cost, r.owners)
+        runner.step()
+        return loads.work, sum(int(r.list.count.sum()) for r in runner._aboard.residents), runner.state.n_owned
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_arrivals_are_spread_by_cost(ranks, size):
+    """What was predicted is balanced, and so are the pairs that the lists really have."""
+    placed = ranks.run(_placed, size)
+    work = placed[0][0]
+    assert all(np.array_equal(work, other) for other, _, _ in placed)
+    assert work.max() < 1.1 * work.mean()
+    real = np.array([pairs + 10.0 * atoms for _, pairs, atoms in placed])
+    assert real.max() < 1.1 * real.mean()
+    assert work == pytest.approx(real, rel=0.1)
