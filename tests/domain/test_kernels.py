@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -108,3 +109,19 @@ def test_initialising_warp_prints_nothing() -> None:
     code = "import mattermill.domain.kernels as k; k.warm()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_launch_follows_a_tensor_whose_memory_is_exchanged() -> None:
+    ptr = torch.tensor([0, 4])
+    values = torch.ones(4, 2, dtype=torch.float64)
+    assert kernels.segment_sum(values, ptr).tolist() == [[4.0] * 2]
+    values.data = torch.full((5, 2), 3.0, dtype=torch.float64)
+    assert kernels.segment_sum(values, torch.tensor([0, 5])).tolist() == [[15.0] * 2]
+
+
+def test_a_launch_keeps_nothing_alive() -> None:
+    values = torch.ones(4, 2, dtype=torch.float64)
+    kernels.segment_sum(values, torch.tensor([0, 4]))
+    gone = weakref.ref(values)
+    del values
+    assert gone() is None
