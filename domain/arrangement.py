@@ -6,7 +6,7 @@ Where atoms fill the cell evenly, that follows from its shape; anything else is 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from .cuts import descend, nested
 from .frame import Frame, sample, vacuum
 
 Dims = tuple[int, int, int]
-#: predicted bytes of each of some domains, from their owned atoms and remote ghosts, (domains,) each
-Bytes = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 # Arrangements within this share of the best count as equally good: what decides then does not change as atoms move.
 # First where costs follow from the shape of the cell, then where they are those of a sample.
@@ -33,6 +31,12 @@ def most_domains(frame: Frame, reach: float, ranks: int) -> Dims:
     """The most domains along each axis: those of periodic ones must not be thinner than reach."""
     most = [min(ranks, int(1.0 / t)) if t > 1e-9 else ranks for t in thinnest_allowed(frame, reach).tolist()]
     return max(1, most[0]), max(1, most[1]), max(1, most[2])
+
+
+def possible(frame: Frame, reach: float, ranks: int) -> list[Dims]:
+    """All arrangements of at most so many domains, none thinner than reach along a periodic axis."""
+    every = itertools.product(*(range(1, m + 1) for m in most_domains(frame, reach, ranks)))
+    return [(a, b, c) for a, b, c in every if a * b * c <= ranks]
 
 
 def cutting_order(dims: Sequence[int]) -> Dims:
@@ -80,53 +84,23 @@ class Arranger:
             even &= counts.min() > 0.5 * counts.mean() and counts.max() < 1.5 * counts.mean()
         return lengths, even
 
-    def best(self, ranks: int, size: int, need: Bytes | None, allowed: float) -> Dims:
-        """The arrangement that costs least.
+    def best(self, ranks: int) -> Dims:
+        """The arrangement of at most `ranks` domains that costs least."""
+        guesses = {dims: self.guess(dims) for dims in possible(self.frame, self.reach, ranks)}
+        return _preferred(guesses, _TIE) if self.even else _preferred(self._tried(guesses), _SAMPLED_TIE)
 
-        Args:
-            ranks: how many domains there may be.
-            size: how many there may be if fewer do not fit into memory.
-            need: predicts memory; None if it does not matter. allowed: bytes a rank may use.
-
-        An arrangement that does not fit is only taken if all are like that: then the one that needs least.
-        """
-        if ranks == 1 and need is None:
-            return 1, 1, 1
-        choices = self._choices(ranks)
-        guesses = {dims: self.guess(dims) for dims in choices}
-        if need is None and self.even:
-            return _preferred(guesses, _TIE)
-        fitting, rest = self._tried(guesses, need, allowed)
-        if not fitting and size > ranks:
-            guesses = {dims: self.guess(dims) for dims in self._choices(size) if dims not in guesses}
-            fitting, more = self._tried(guesses, need, allowed)
-            rest |= more
-        return _preferred(fitting, _SAMPLED_TIE) if fitting else min(rest, key=lambda dims: (rest[dims], dims))
-
-    def _choices(self, ranks: int) -> list[Dims]:
-        most = most_domains(self.frame, self.reach, ranks)
-        every = itertools.product(*(range(1, m + 1) for m in most))
-        return [(a, b, c) for a, b, c in every if a * b * c <= ranks]
-
-    def _tried(
-        self, guesses: dict[Dims, float], need: Bytes | None, allowed: float
-    ) -> tuple[dict[Dims, float], dict[Dims, float]]:
-        """Costs of the most promising arrangements that fit, and bytes of those that do not."""
-        fitting: dict[Dims, float] = {}
-        rest: dict[Dims, float] = {}
+    def _tried(self, guesses: dict[Dims, float]) -> dict[Dims, float]:
+        """Costs of the most promising arrangements."""
+        costs: dict[Dims, float] = {}
         per_count: dict[int, int] = {}
         for dims in sorted(guesses, key=lambda dims: (guesses[dims], dims)):
             count = dims[0] * dims[1] * dims[2]
             per_count[count] = per_count.get(count, 0) + 1
-            hopeless = fitting and max(self.n_atoms / count, guesses[dims] / _DOUBT) > min(fitting.values())
-            if per_count[count] > _PER_COUNT or len(fitting) >= _MOST or hopeless:
-                continue
-            owned, ghosts = self.occupants(dims)
-            if need is not None and (peak := float(need(owned, ghosts).max())) > allowed:
-                rest[dims] = peak
-            else:
-                fitting[dims] = float((owned + self.ghost_work * ghosts).max())
-        return fitting, rest
+            hopeless = costs and max(self.n_atoms / count, guesses[dims] / _DOUBT) > min(costs.values())
+            if per_count[count] <= _PER_COUNT and len(costs) < _MOST and not hopeless:
+                owned, ghosts = self.occupants(dims)
+                costs[dims] = float((owned + self.ghost_work * ghosts).max())
+        return costs
 
     def guess(self, dims: Sequence[int]) -> float:
         """Cost of an arrangement if atoms were spread evenly over where they are."""
@@ -196,4 +170,4 @@ def within(
     return times.sum(axis=1)
 
 
-__all__ = ["Arranger", "Bytes", "Dims", "corners", "cutting_order", "most_domains", "thinnest_allowed", "within"]
+__all__ = ["Arranger", "Dims", "corners", "cutting_order", "most_domains", "possible", "thinnest_allowed", "within"]

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .arrangement import Arranger, Bytes, Dims, corners, cutting_order, most_domains, thinnest_allowed
+from .arrangement import Arranger, Dims, corners, cutting_order, most_domains, thinnest_allowed
 from .cuts import descend, nested
 from .frame import Frame
 
@@ -110,8 +110,6 @@ def divide(
     split_atoms: int = 500,
     grid: Sequence[int] | None = None,
     ghost_work: float = GHOST_WORK,
-    need: Bytes | None = None,
-    allowed: float = np.inf,
 ) -> Division:
     """Choose the grid of one system, with faces of the cell moved into its vacuum.
 
@@ -122,16 +120,10 @@ def divide(
     clear = frame.clear_of(fractional, reach)
     if clear is not frame:
         moved = clear.wrap(positions)
-        cut = grid_for(
-            clear, moved[0], size, reach,
-            split_atoms=split_atoms, grid=grid, ghost_work=ghost_work, need=need, allowed=allowed,
-        )  # fmt: skip
+        cut = grid_for(clear, moved[0], size, reach, split_atoms=split_atoms, grid=grid, ghost_work=ghost_work)
         # A whole system has the same bits as one that never had a choice.
         return Division(clear, cut, *moved) if cut.n_domains > 1 else Division(frame, WHOLE, fractional, image)
-    cut = grid_for(
-        frame, fractional, size, reach,
-        split_atoms=split_atoms, grid=grid, ghost_work=ghost_work, need=need, allowed=allowed,
-    )  # fmt: skip
+    cut = grid_for(frame, fractional, size, reach, split_atoms=split_atoms, grid=grid, ghost_work=ghost_work)
     return Division(frame, cut, fractional, image)
 
 
@@ -165,8 +157,6 @@ def grid_for(
     split_atoms: int = 500,
     grid: Sequence[int] | None = None,
     ghost_work: float = GHOST_WORK,
-    need: Bytes | None = None,
-    allowed: float = np.inf,
 ) -> RankGrid:
     """The rank grid of one system.
 
@@ -177,10 +167,9 @@ def grid_for(
     Args:
         frame, fractional: cell and wrapped coordinates (n, 3) of the atoms.
         size: ranks there are. reach: Å, how far a domain sees.
-        split_atoms: a rank is only added for every so many atoms, unless memory calls for it.
+        split_atoms: a rank is only added for every so many atoms.
         grid: domains per axis, if the caller wants to choose; reduced where they would be too thin.
         ghost_work: work on a remote ghost, as a share of that on an own atom.
-        need, allowed: memory of domains and how much there is, see `memory.py`.
 
     Raises:
         ValueError: a forced grid that is not three positive numbers or needs more ranks than there are.
@@ -189,10 +178,9 @@ def grid_for(
     if grid is not None:
         dims, most = check_grid(grid, size), most_domains(frame, reach, size)
         dims = min(dims[0], most[0]), min(dims[1], most[1]), min(dims[2], most[2])
-    elif n_atoms == 0 or ((ranks := ranks_for(n_atoms, size, split_atoms)) == 1 and need is None):
-        return WHOLE
     else:
-        dims = Arranger(frame, fractional, reach, ghost_work).best(ranks, size, need, allowed)
+        ranks = ranks_for(n_atoms, size, split_atoms)
+        dims = Arranger(frame, fractional, reach, ghost_work).best(ranks) if ranks > 1 else (1, 1, 1)
     if dims == (1, 1, 1):
         return WHOLE
     order = cutting_order(dims)
