@@ -125,15 +125,15 @@ class GlooTransport:
 
     def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
         self.number += 1
-        try:
-            self.pending = [
-                (p, self.group.recv([t], p, self._tag(t))) for p, t in enumerate(into) if t is not None and t.numel()
-            ]
-            self.pending += [
-                (p, self.group.send([t], p, self._tag(t))) for p, t in enumerate(out) if t is not None and t.numel()
-            ]
-        except RuntimeError as error:
-            raise MeshError(f"rank {self.rank} lost a peer in an exchange: {error}") from error
+        self.pending = []
+        for start, messages in ((self.group.recv, into), (self.group.send, out)):
+            for peer, tensor in enumerate(messages):
+                if tensor is not None and tensor.numel():
+                    try:
+                        self.pending.append((peer, start([tensor], peer, self._tag(tensor))))
+                    except RuntimeError as error:
+                        self._listen(peer)
+                        raise MeshError(f"rank {self.rank} lost rank {peer} in an exchange: {error}") from error
 
     def _tag(self, tensor: Tensor) -> int:
         """Of the exchange's number and the size: ranks out of step wait for each other in vain, as gloo would end the

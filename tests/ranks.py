@@ -1,8 +1,8 @@
 """A pool of rank processes for tests: spawned once per session, each waiting for functions to run as part of a mesh.
 
 `ranks.run(function, size, *args)` runs a module-level function ``function(mesh, *args)`` on `size` ranks and returns
-what each returned, in rank order. Every wait has a limit; what a rank raises comes home with its text; a pool that was
-left in an unknown state (a timeout, a killed rank) is replaced before its next use.
+what each returned, in rank order. Every wait has a limit; what a rank raises comes home with its text; a rank that has
+died is replaced, and the whole pool if it was left in an unknown state (a timeout).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 MOST = 8
 
+#: Seconds that a process may take to start, on a machine that does other things as well.
+START = 120.0
+
 
 class RankFailure(AssertionError):
     """A function failed on a rank; carries the traceback of every rank that failed."""
@@ -41,7 +44,10 @@ def _serve(connection: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
+    import mattermill.domain.mesh  # noqa: F401 (the time that this takes belongs to no test)
+
     torch.set_num_threads(1)
+    connection.send_bytes(b"ready")
     while True:
         try:
             call = connection.recv_bytes()
@@ -81,6 +87,7 @@ class RankPool:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[Any, Any]] = []
+        self._starting: list[Any] = []
         self._numbers = itertools.count()
         self._store: Any = None
 
@@ -124,16 +131,26 @@ class RankPool:
         if self._store is None:
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         while len(self._workers) < size:
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+            self._workers.append(self._spawn())
+        for process, connection in self._workers:
+            if process in self._starting:
+                if not connection.poll(START):
+                    raise RankFailure(f"a rank process was not ready within {START:g} s")
+                connection.recv_bytes()
+                self._starting.remove(process)
+
+    def _spawn(self) -> tuple[Any, Any]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        self._starting.append(process)
+        return process, ours
 
     def _collect(self, size: int, timeout: float, may_die: tuple[int, ...]) -> list[Any]:
         deadline = time.monotonic() + timeout
         results: list[Any] = [None] * size
-        failures, dirty = [], False
+        failures, dirty, dead = [], False, []
         for rank in range(size):
             process, connection = self._workers[rank]
             try:
@@ -143,7 +160,7 @@ class RankPool:
                     continue
                 good, value = cloudpickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
-                dirty = True
+                dead.append(rank)
                 if rank in may_die:
                     results[rank] = Lost()
                 else:
@@ -153,6 +170,9 @@ class RankPool:
                 results[rank] = value
             else:
                 failures.append(f"rank {rank}: {value}")
+        for rank in dead:
+            _end(*self._workers[rank])
+            self._workers[rank] = self._spawn()
         if dirty:
             self.close()
         if failures:
@@ -162,12 +182,16 @@ class RankPool:
     def close(self) -> None:
         """End all processes."""
         for process, connection in self._workers:
-            connection.close()
-            if process.is_alive() and process.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-            process.join(10)
-        self._workers = []
+            _end(process, connection)
+        self._workers, self._starting = [], []
+
+
+def _end(process: Any, connection: Any) -> None:
+    connection.close()
+    if process.is_alive() and process.pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    process.join(10)
 
 
 def _by_value(function: Callable[..., Any]) -> None:
