@@ -16,8 +16,10 @@ from .balance import Loads, cost_of, plan_moves
 from .batch import Batch
 from .density import mean_neighbors
 from .exchange import Exchange
+from .frame import Frame
+from .memory import Budget
 from .mesh import Mesh
-from .migrate import gather_system, migrate_rows
+from .migrate import gather_system, migrate_rows, row_bytes
 from .refresh import refresh
 from .resident import Layout, Resident, Splitting, build_lists, drop_lists, lay_out
 from .skin import Skin
@@ -35,6 +37,7 @@ class Aboard:
         tables: the assembled neighbourhood.
         rebuilds: how often lists of a system were rebuilt in flight (arrivals not counted).
         broken: systems that can't go on, and why; the same on every rank.
+        budget: the memory there is; None: nobody has asked yet.
     """
 
     def __init__(self, mesh: Mesh, splitting: Splitting) -> None:
@@ -47,6 +50,7 @@ class Aboard:
         self._header = np.zeros(0)
         self.rebuilds = 0
         self._uneven = False
+        self.budget: Budget | None = None
         self.broken: dict[str, str] = {}
 
     # --- coming and going --------------------------------------------------------------------------------------
@@ -73,15 +77,41 @@ class Aboard:
         self._lay_out_anew()
 
     def _arriving(self, whole: Batch, s: int, resident: Resident) -> Layout:
-        """Where the atoms of an arrival belong; sets its cost."""
+        """Where the atoms of an arrival belong, so that they fit into memory; sets its cost.
+
+        Raises:
+            ValueError: it does not fit, however it is divided.
+        """
         span = slice(int(whole.ptr[s]), int(whole.ptr[s + 1]))
         reference = whole.reference[span].cpu().numpy()[resident.order]
-        layout = lay_out(resident, reference, whole.reference_cell[s].cpu().numpy(), self.splitting)
+        cell = whole.reference_cell[s].cpu().numpy()
+        layout = lay_out(resident, reference, cell, self.splitting)
+        if self.budget is not None:
+            dims = self.budget.grid(layout.frame, layout.fractional, row_bytes(whole.atoms), layout.grid)
+            if dims is not None:
+                resident.forced, resident.divisible = dims, dims != (1, 1, 1)
+                layout = lay_out(resident, reference, cell, self.splitting)
         if self.mesh.size > 1:
             strategy = self.splitting.strategy
             near = mean_neighbors(layout.frame, layout.fractional, strategy.cutoff + strategy.skin)
             resident.cost = cost_of(resident.n_atoms, near)
         return layout
+
+    def too_large(self, batch: Batch) -> dict[str, str]:
+        """By id, why systems do not fit into the memory there is, however they are divided. Not collective."""
+        if self.budget is None or not batch:
+            return {}
+        size = row_bytes(complete(batch.select([0])).atoms)
+        cells, pbc = batch.cell.cpu().numpy(), batch.pbc.cpu().numpy()
+        ample = [self.budget.is_ample(Frame.of(cells[s], pbc[s]), int(n), size) for s, n in enumerate(batch.counts)]
+        doubtful = complete(batch.select(np.flatnonzero(~np.array(ample))))
+        reasons: dict[str, str] = {}
+        for s, system_id in enumerate(doubtful.ids):
+            try:
+                self._arriving(doubtful, s, new_resident(doubtful, s, self.splitting))
+            except ValueError as error:
+                reasons[system_id] = str(error)
+        return reasons
 
     def drop(self, ids: Sequence[str]) -> None:
         """Forget these systems. Not collective, but every rank must do it."""

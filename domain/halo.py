@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .frame import Frame
 from .partition import RankGrid
+from .strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,14 @@ class Sight:
     one_sided: bool = False
 
 
+def sight_of(frame: Frame, strategy: Strategy) -> Sight:
+    """What domains of a system see under a strategy."""
+    if strategy.everything:
+        return Sight(None)
+    receivers = (strategy.receivers + strategy.skin) / frame.heights if strategy.receivers > 0 else None
+    return Sight(strategy.reach / frame.heights, receivers, strategy.one_sided)
+
+
 def plan_halo(
     grid: RankGrid, fractional: np.ndarray, domains: np.ndarray, sight: Sight, ranks: tuple[int, ...], rank: int
 ) -> HaloPlan:
@@ -84,10 +94,11 @@ def plan_halo(
             rows, moved = ghosts(grid, fractional[mine], domains[mine], sight, domain)
             if len(rows):
                 sends[ranks[domain]] = (rows, moved)
-    return HaloPlan(atoms, shifts, receives, sends, _receivers(grid, fractional[atoms] + shifts, sight, me))
+    return HaloPlan(atoms, shifts, receives, sends, receiving(grid, fractional[atoms] + shifts, sight, me))
 
 
-def _receivers(grid: RankGrid, place: np.ndarray, sight: Sight, domain: int) -> np.ndarray:
+def receiving(grid: RankGrid, place: np.ndarray, sight: Sight, domain: int) -> np.ndarray:
+    """Which ghosts, by their shifted coordinates (g, 3), receive messages of their own: bool, (g,)."""
     if sight.receivers is None:
         return np.zeros(len(place), dtype=bool)
     low, high = _beyond(grid, domain, sight.receivers)
@@ -136,4 +147,4 @@ def ghosts(
     return atoms[order], shifts[order]
 
 
-__all__ = ["NO_HALO", "HaloPlan", "Sight", "ghosts", "plan_halo"]
+__all__ = ["NO_HALO", "HaloPlan", "Sight", "ghosts", "plan_halo", "receiving", "sight_of"]

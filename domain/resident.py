@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .halo import NO_HALO, HaloPlan, Sight, plan_halo
+from .halo import NO_HALO, HaloPlan, plan_halo, sight_of
 from .neighbors import SystemList, build_system_list
 from .partition import WHOLE, Division, Frame, RankGrid, divide, ranks_for
 from .strategy import Strategy
@@ -70,6 +70,7 @@ class Resident:
         grid, image, halo, list: as of the last rebuild; image int32 (owned here, 3).
         said: what was last logged about its grid.
         cost: work of a step, see `balance.cost_of`; as of when it came aboard.
+        forced: domains per axis, where others would not have fitted into memory when it came aboard.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Resident:
     list: SystemList = field(default_factory=lambda: _NO_LIST)
     said: str = ""
     cost: float = 0.0
+    forced: tuple[int, int, int] | None = None
 
     @property
     def n_atoms(self) -> int:
@@ -118,7 +120,8 @@ def lay_out(resident: Resident, reference: np.ndarray, cell: np.ndarray, splitti
     if resident.divisible:
         done = divide(
             frame, reference, splitting.size, splitting.reach,
-            split_atoms=splitting.split_atoms, grid=splitting.grid, ghost_work=splitting.strategy.ghost_work,
+            split_atoms=splitting.split_atoms, grid=resident.forced or splitting.grid,
+            ghost_work=splitting.strategy.ghost_work,
         )  # fmt: skip
     else:
         done = Division(frame, WHOLE, *frame.wrap(reference))
@@ -144,7 +147,7 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
         _say(resident, layout, splitting)
     resident.grid, resident.image = grid, layout.image[held]
     strategy = splitting.strategy
-    halo = plan_halo(grid, layout.fractional, layout.domains, _sight(layout.frame, strategy), ranks, rank)
+    halo = plan_halo(grid, layout.fractional, layout.domains, sight_of(layout.frame, strategy), ranks, rank)
     resident.halo = halo
     ghosts = shifted(layout.wrapped[halo.ghost_atoms], halo.ghost_shifts, box)
     resident.list = build_system_list(
@@ -156,13 +159,6 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
         pairs=strategy.pairs,
         receivers=halo.receivers,
     )
-
-
-def _sight(frame: Frame, strategy: Strategy) -> Sight:
-    if strategy.everything:
-        return Sight(None)
-    receivers = (strategy.receivers + strategy.skin) / frame.heights if strategy.receivers > 0 else None
-    return Sight(strategy.reach / frame.heights, receivers, strategy.one_sided)
 
 
 def _say(resident: Resident, layout: Layout, splitting: Splitting) -> None:

@@ -13,6 +13,7 @@ from .aboard import Aboard
 from .agreement import agree
 from .batch import Batch
 from .hooks import Hook, HookSet, Point
+from .memory import Budget, allowance
 from .mesh import Mesh
 from .models.base import Model, ModelOutput, Phases
 from .partition import check_grid
@@ -34,6 +35,8 @@ class DomainParallel:
         grid: domains per axis for every system, (px, py, pz); None lets each system's shape decide.
         split_atoms: a system takes another rank only for every so many atoms.
         strategy: how a system is served on several ranks, see `domain/strategy.py`; "auto" lets the model decide.
+        memory: bytes a rank may use; None is most of what its device has free. A system is divided so that it fits,
+            and refused if it can't be.
 
     Every method is collective: all ranks of the mesh call it in the same order. The answer is a function of a system's
     own state: at an equal rank grid it has the same bits in any company and however often a run was interrupted.
@@ -53,18 +56,21 @@ class DomainParallel:
         grid: Sequence[int] | None = None,
         split_atoms: int = 500,
         strategy: Choice = "auto",
+        memory: float | None = None,
     ) -> None:
         if not 0 <= skin < float("inf"):
             raise ValueError(f"skin must be a number from 0, is {skin} Å")
         if split_atoms < 1:
             raise ValueError(f"split_atoms must be at least 1, is {split_atoms}")
+        if memory is not None and not memory > 0:
+            raise ValueError(f"memory must be a number of bytes above 0, is {memory}")
         self.model, self.propagator = model, propagator
         self.mesh = mesh or Mesh.single()
         self.strategy = strategy_for(model, skin, strategy)
         forced = None if grid is None else check_grid(grid, self.mesh.size)
         self._aboard = Aboard(self.mesh, Splitting(self.mesh.size, self.strategy, split_atoms, forced))
         self._hooks = HookSet(hooks)
-        self._agreed = False
+        self._agreed, self._memory = False, memory
         self.steps = 0
         self.state = self._new_state()
         self._want = (False, False)
@@ -83,7 +89,8 @@ class DomainParallel:
         are computed along with the forces if they are wanted (`want`).
 
         Raises:
-            ValueError: on every rank: an id that is aboard already, positions that are not finite, a cell that is none.
+            ValueError: on every rank: an id that is aboard already, positions that are not finite, a cell that is none,
+                a system that does not fit into memory.
         """
         with self.mesh.guard():
             self._agree()
@@ -97,19 +104,31 @@ class DomainParallel:
             self._compute(*wanted)
 
     def _agree(self) -> None:
-        """Once: that all ranks were given the same. Whoever differs would hang the others, or spoil their numbers."""
-        if self._agreed or self.mesh.size == 1:
+        """Once: that all ranks were given the same, and how much memory there is.
+
+        Whoever differs would hang the others, or spoil their numbers.
+        """
+        if self._agreed:
             return
         self._agreed = True
-        agree(self.mesh, "hooks of scope global or lead, or with energy or stress,", self._hooks.shared())
         splitting, propagator = self._aboard.splitting, self.propagator
-        # An object that is no value prints its address, which differs.
-        mover = repr(propagator) if is_dataclass(propagator) else type(propagator).__name__
-        agree(
-            self.mesh,
-            "model, propagator, strategy, skin, grid and split_atoms",
-            f"{self.model.identity()}, {mover}, {self.strategy}, {splitting.grid}, {splitting.split_atoms}",
-        )
+        if self.mesh.size > 1:
+            agree(self.mesh, "hooks of scope global or lead, or with energy or stress,", self._hooks.shared())
+            # An object that is no value prints its address, which differs.
+            mover = repr(propagator) if is_dataclass(propagator) else type(propagator).__name__
+            mine = (
+                self.model.identity(),
+                mover,
+                str(self.strategy),
+                splitting.grid,
+                splitting.split_atoms,
+                self._memory,
+            )
+            agree(
+                self.mesh, "model, propagator, strategy, skin, grid, split_atoms and memory", ", ".join(map(str, mine))
+            )
+        allowed = allowance(self.mesh, self._memory)
+        self._aboard.budget = Budget(self.model, self.strategy, self.mesh.size, splitting.grid, allowed)
 
     def _checked(self, batch: Batch | None) -> Batch | Exception | None:
         """The batch, ready to come aboard, or what is wrong with it: that is told to every rank."""
@@ -117,7 +136,10 @@ class DomainParallel:
             return None
         try:
             self._aboard.check(batch)
-            return self.propagator.prepare(batch)
+            ready = self.propagator.prepare(batch)
+            for system_id, reason in self._aboard.too_large(ready).items():
+                raise ValueError(f"system {system_id!r} {reason}")
+            return ready
         except Exception as error:  # raised again on all ranks by broadcast_object
             return error
 

@@ -50,6 +50,8 @@ class Model(abc.ABC):
             see one cutoff of ghosts rather than `hops` of them.
         folds_ghosts: whether forces on ghosts come back too. False for a model that works out the whole force on each
             owned atom.
+        bytes_per_node, bytes_per_edge: memory it needs at the peak of its computing, per node that has features (own
+            atoms and ghosts) and per pair of its list or edge of its own graph; None: not known, see `memory.py`.
     """
 
     cutoff: float
@@ -58,6 +60,8 @@ class Model(abc.ABC):
     pairs: Pairs = "full"
     refreshes: bool = False
     folds_ghosts: bool = True
+    bytes_per_node: float | None = None
+    bytes_per_edge: float | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
