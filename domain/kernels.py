@@ -4,6 +4,9 @@ Importing this module imports warp; so whoever wants `import mattermill` to stay
 One kernel source serves CPU and CUDA. On the CPU Warp runs a launch's threads in order on the calling thread, so
 accumulation into shared elements has a fixed order there.
 
+Most kernels are written in Warp's Python. Where all atoms go through a few operations each step, that leaves a CPU
+mostly idle: such a kernel is a native snippet, C++ for CPU and CUDA alike, over a stretch of rows (`over_rows`).
+
 Writing a kernel: give its module ``wp.set_module_options({"enable_backward": False})`` (halves the compilation),
 take (n, 3) float64 tensors as ``wp.array(dtype=wp.vec3d)``, and launch it with `launch`.
 """
@@ -82,6 +85,42 @@ def launch(kernel: wp.Kernel, dim: int, *args: Any) -> None:
     if records is None:
         records = _thread.records[id(kernel)] = _Records(kernel)
     records.of(args).run(dim, args)
+
+
+#: Rows that a CPU takes at a time, see `over_rows`.
+ROWS = 64
+
+
+def over_rows(body: str) -> str:
+    """A native function's snippet that goes through the rows from `begin` on: 64 on a CPU, one on a device.
+
+    Args:
+        body: C++ for rows `at` to `to - 1`, all of system `s`, so that what belongs to a system is no matter of each
+            row and loops over them can be vectorised. The function takes `begin`, `n` (rows in all) and `system`
+            (int32, ascending) among its arguments; the snippet has `rows`, the most that can come at a time.
+    """
+    return f"""
+#if defined(__CUDA_ARCH__)
+    const int rows = 1;
+#else
+    const int rows = {ROWS};
+#endif
+    const int end = begin + rows < n ? begin + rows : n;
+    for (int at = begin, to; at < end; at = to) {{
+        const int s = system.data[at];
+        to = system.data[end - 1] == s ? end : at + 1;
+        while (to < end && system.data[to] == s)
+            ++to;
+        {body}
+    }}
+"""
+
+
+def launch_rows(kernel: wp.Kernel, n: int, *args: Any) -> None:
+    """Launch a kernel whose threads take a stretch of rows each: its first arguments are rows per thread, and n."""
+    on_cpu = next(a for a in args if isinstance(a, Tensor)).is_cpu
+    rows = ROWS if on_cpu else 1
+    launch(kernel, -(-n // rows), rows, n, *args)
 
 
 class _Records:

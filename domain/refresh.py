@@ -1,3 +1,5 @@
+# mypy: disable-error-code="arg-type, empty-body, index, operator, valid-type"
+# (Warp kernels: their scalar and vector types mean nothing to mypy)
 """Warp kernels of every step: displacements since the last rebuild, model positions from the state, messages.
 
 The model sees each atom at its wrapped place, y = x - image @ cell; the image is fixed at a rebuild, so y is
@@ -9,7 +11,7 @@ from __future__ import annotations
 import warp as wp
 from torch import Tensor
 
-from .kernels import launch
+from .kernels import launch, launch_rows, over_rows
 
 wp.set_module_options({"enable_backward": False})
 
@@ -24,55 +26,113 @@ def _moved(x: wp.vec3d, net: wp.vec3i, h: wp.mat33d):
     # In a fixed order, so that a row's bits do not depend on where it is computed.
     y = x
     for axis in range(3):
-        f = wp.float64(net[axis])  # type: ignore[index]
-        y += wp.vec3d(f * h[axis, 0], f * h[axis, 1], f * h[axis, 2])  # type: ignore[index,operator]
+        f = wp.float64(net[axis])
+        y += wp.vec3d(f * h[axis, 0], f * h[axis, 1], f * h[axis, 2])
     return y
 
 
-@wp.kernel(enable_backward=False)
-def _refresh(
-    n_owned: wp.int32,
+# Owned rows. Most steps move no cell and most atoms are where they were wrapped to: then nothing is added, or
+# multiplied by one, and leaving that out changes no bit.
+_OWNED = """
+        const auto h = cells.data[s], m = deformation.data[s];
+        bool rigid = true;
+        for (int a = 0; a < 3; ++a)
+            for (int b = 0; b < 3; ++b)
+                rigid = rigid && m.data[a][b] == (a == b ? 1.0 : 0.0);
+        int shifted = 0;
+        for (int k = at; k < to; ++k)
+            shifted |= net.data[k].c[0] | net.data[k].c[1] | net.data[k].c[2];
+        double squared[rows];
+        for (int k = at; k < to; ++k) {
+            const auto x = positions.data[k], r = reference.data[k];
+            double d[3];
+            for (int a = 0; a < 3; ++a) {
+                const double carried = r.c[0] * m.data[0][a] + r.c[1] * m.data[1][a] + r.c[2] * m.data[2][a];
+                d[a] = x.c[a] - (rigid ? r.c[a] : carried);
+            }
+            squared[k - at] = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
+        }
+        double most = worst.data[s];
+        for (int k = at; k < to; ++k) {
+            // Not `squared > absurd`: NaN fails every comparison.
+            const double value = squared[k - at] <= absurd ? squared[k - at] * scale.data[s] : broken;
+            most = value > most ? value : most;
+        }
+        wp::atomic_max(worst, s, most);
+        // As in `_moved`, in that order.
+        for (int k = at; k < to; ++k) {
+            const auto x = positions.data[k];
+            for (int a = 0; a < 3; ++a)
+                y.data[k].c[a] = shifted == 0 ? x.c[a]
+                    : x.c[a] + net.data[k].c[0] * h.data[0][a] + net.data[k].c[1] * h.data[1][a]
+                        + net.data[k].c[2] * h.data[2][a];
+        }
+"""
+
+
+@wp.func_native(over_rows(_OWNED))
+def _owned_rows(
+    begin: wp.int32,
+    n: wp.int32,
     absurd: wp.float64,
-    positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    reference: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    cells: wp.array(dtype=wp.mat33d),  # type: ignore[valid-type]
-    deformation: wp.array(dtype=wp.mat33d),  # type: ignore[valid-type]
-    scale: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    source: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    net: wp.array(dtype=wp.vec3i),  # type: ignore[valid-type]
-    y: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    worst: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    broken: wp.float64,
+    positions: wp.array(dtype=wp.vec3d),
+    reference: wp.array(dtype=wp.vec3d),
+    cells: wp.array(dtype=wp.mat33d),
+    deformation: wp.array(dtype=wp.mat33d),
+    scale: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    net: wp.array(dtype=wp.vec3i),
+    y: wp.array(dtype=wp.vec3d),
+    worst: wp.array(dtype=wp.float64),
+): ...
+
+
+@wp.kernel(enable_backward=False)
+def _owned(
+    rows: wp.int32,
+    n: wp.int32,
+    absurd: wp.float64,
+    broken: wp.float64,
+    positions: wp.array(dtype=wp.vec3d),
+    reference: wp.array(dtype=wp.vec3d),
+    cells: wp.array(dtype=wp.mat33d),
+    deformation: wp.array(dtype=wp.mat33d),
+    scale: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    net: wp.array(dtype=wp.vec3i),
+    y: wp.array(dtype=wp.vec3d),
+    worst: wp.array(dtype=wp.float64),
 ):
-    k = wp.tid()
-    s = system[k]
-    if k < n_owned:
-        r = reference[k]
-        m = deformation[s]
-        carried = wp.vec3d(
-            r[0] * m[0, 0] + r[1] * m[1, 0] + r[2] * m[2, 0],
-            r[0] * m[0, 1] + r[1] * m[1, 1] + r[2] * m[2, 1],
-            r[0] * m[0, 2] + r[1] * m[1, 2] + r[2] * m[2, 2],
-        )
-        d = positions[k] - carried
-        d2 = wp.dot(d, d)
-        value = d2 * scale[s]
-        # Not `d2 > absurd`: NaN fails every comparison.
-        if not (d2 <= absurd):
-            value = wp.float64(wp.inf)
-        wp.atomic_max(worst, s, value)
-    if source[k] >= 0:
-        y[k] = _moved(positions[source[k]], net[k], cells[s])
+    _owned_rows(
+        rows * wp.tid(), n, absurd, broken, positions, reference, cells, deformation, scale, system, net, y, worst,
+    )  # fmt: skip
+
+
+@wp.kernel(enable_backward=False)
+def _images(
+    first: wp.int32,
+    positions: wp.array(dtype=wp.vec3d),
+    cells: wp.array(dtype=wp.mat33d),
+    system: wp.array(dtype=wp.int32),
+    source: wp.array(dtype=wp.int32),
+    net: wp.array(dtype=wp.vec3i),
+    y: wp.array(dtype=wp.vec3d),
+):
+    k = first + wp.tid()
+    j = source[k]
+    if j >= 0:
+        y[k] = _moved(positions[j], net[k], cells[system[k]])
 
 
 @wp.kernel(enable_backward=False)
 def _images_of_ghosts(
     first: wp.int32,
-    cells: wp.array(dtype=wp.mat33d),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    source: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    net: wp.array(dtype=wp.vec3i),  # type: ignore[valid-type]
-    y: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
+    cells: wp.array(dtype=wp.mat33d),
+    system: wp.array(dtype=wp.int32),
+    source: wp.array(dtype=wp.int32),
+    net: wp.array(dtype=wp.vec3i),
+    y: wp.array(dtype=wp.vec3d),
 ):
     k = first + wp.tid()
     if source[k] <= -2:
@@ -81,13 +141,13 @@ def _images_of_ghosts(
 
 @wp.kernel(enable_backward=False)
 def _pack(
-    positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    cells: wp.array(dtype=wp.mat33d),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    source: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    net: wp.array(dtype=wp.vec3i),  # type: ignore[valid-type]
-    place: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    out: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    positions: wp.array(dtype=wp.vec3d),
+    cells: wp.array(dtype=wp.mat33d),
+    system: wp.array(dtype=wp.int32),
+    source: wp.array(dtype=wp.int32),
+    net: wp.array(dtype=wp.vec3i),
+    place: wp.array(dtype=wp.int32),
+    out: wp.array(dtype=wp.float64),
 ):
     k = wp.tid()
     x = _moved(positions[source[k]], net[k], cells[system[k]])
@@ -114,15 +174,17 @@ def refresh(
         positions, reference: float64, (n_owned, 3), Å, as integrated (unwrapped).
         cells: (systems, 3, 3), Å. deformation: (systems, 3, 3), reference cell -> cell.
         scale: (systems,), 1/Å²: what a squared displacement is multiplied with.
-        system, source: int32, (n,); source is the owned row a row derives from, negative for other rows.
+        system, source: int32, (n,), that of owned rows ascending; source is the owned row a row derives from (for
+            owned rows themselves), negative for other rows.
         net: int32, (n, 3), lattice vectors added to the source.
         y: float64, (n, 3), written. worst: (systems,), maximum of itself and the displacements; inf where one is
             not finite or absurd.
     """
-    launch(
-        _refresh, y.shape[0], n_owned, ABSURD * ABSURD, positions, reference, cells, deformation, scale, system,
-        source, net, y, worst,
+    launch_rows(
+        _owned, n_owned, ABSURD * ABSURD, BROKEN, positions, reference, cells, deformation, scale, system, net, y,
+        worst,
     )  # fmt: skip
+    launch(_images, y.shape[0] - n_owned, n_owned, positions, cells, system, source, net, y)
 
 
 def images_of_ghosts(first: int, cells: Tensor, system: Tensor, source: Tensor, net: Tensor, y: Tensor) -> None:

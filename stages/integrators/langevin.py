@@ -1,3 +1,5 @@
+# mypy: disable-error-code="arg-type, empty-body, valid-type"
+# (Warp kernels: their scalar and vector types mean nothing to mypy)
 """Langevin dynamics by the BAOAB splitting: constant temperature.
 
 | equation (Leimkuhler & Matthews, J. Chem. Phys. 138, 174102 (2013), eqs. 8-12) | variable |
@@ -16,13 +18,13 @@ t to t + dt is that of the visit's step counter at t.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import warp as wp
 
 from ...domain.batch import Batch
-from ...domain.kernels import launch
+from ...domain.kernels import launch, launch_rows, over_rows
 from ...domain.rng import gaussians
 from ...domain.units import ACC, KB, PS
 from ..fields import with_defaults
@@ -35,20 +37,32 @@ if TYPE_CHECKING:
 
 wp.set_module_options({"enable_backward": False})
 
-_ACC = wp.constant(wp.float64(ACC))
 #: k_B in amu Å²/fs²/K: kT/m is then a squared velocity
 _KB_ACC = wp.constant(wp.float64(KB * ACC))
 _PER_FS = wp.constant(wp.float64(1.0 / PS))
-_HALF = wp.constant(wp.float64(0.5))
 _ONE = wp.constant(wp.float64(1.0))
+
+_BAOA = f"""
+        const double half = 0.5 * timestep.data[s], c = factors.data[s].c[0], heat = factors.data[s].c[1];
+        for (int k = at; k < to; ++k) {{
+            const double kick = half * {ACC!r} / masses.data[k], width = sqrt(heat / masses.data[k]);
+            for (int a = 0; a < 3; ++a) {{
+                const double v = velocities.data[k].c[a] + kick * forces.data[k].c[a];
+                const double x = positions.data[k].c[a] + half * v;
+                const double w = c * v + width * noise.data[k].c[a];
+                velocities.data[k].c[a] = w;
+                positions.data[k].c[a] = x + half * w;
+            }}
+        }}
+"""
 
 
 @wp.kernel(enable_backward=False)
 def _factors(
-    timestep: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    temperature: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    friction: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    factors: wp.array(dtype=wp.vec2d),  # type: ignore[valid-type]
+    timestep: wp.array(dtype=wp.float64),
+    temperature: wp.array(dtype=wp.float64),
+    friction: wp.array(dtype=wp.float64),
+    factors: wp.array(dtype=wp.vec2d),
 ):
     """Per system: c, and (1 - c²) kT."""
     s = wp.tid()
@@ -56,26 +70,37 @@ def _factors(
     factors[s] = wp.vec2d(c, (_ONE - c * c) * _KB_ACC * temperature[s])
 
 
+@wp.func_native(over_rows(_BAOA))
+def _baoa_rows(
+    begin: wp.int32,
+    n: wp.int32,
+    positions: wp.array(dtype=wp.vec3d),
+    velocities: wp.array(dtype=wp.vec3d),
+    forces: wp.array(dtype=wp.vec3d),
+    masses: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    timestep: wp.array(dtype=wp.float64),
+    factors: wp.array(dtype=wp.vec2d),
+    noise: wp.array(dtype=wp.vec3d),
+): ...
+
+
 @wp.kernel(enable_backward=False)
 def _baoa(
-    positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    velocities: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    forces: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    masses: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    timestep: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    factors: wp.array(dtype=wp.vec2d),  # type: ignore[valid-type]
-    noise: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
+    rows: wp.int32,
+    n: wp.int32,
+    positions: wp.array(dtype=wp.vec3d),
+    velocities: wp.array(dtype=wp.vec3d),
+    forces: wp.array(dtype=wp.vec3d),
+    masses: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    timestep: wp.array(dtype=wp.float64),
+    factors: wp.array(dtype=wp.vec2d),
+    noise: wp.array(dtype=wp.vec3d),
 ):
-    i = wp.tid()
-    s = system[i]
-    half = _HALF * timestep[s]
-    v = velocities[i] + (half * _ACC / masses[i]) * forces[i]
-    x = positions[i] + half * v
-    c = factors[s]
-    v = c[0] * v + wp.sqrt(c[1] / masses[i]) * noise[i]
-    velocities[i] = v
-    positions[i] = x + half * v
+    _baoa_rows(
+        rows * wp.tid(), n, positions, velocities, forces, masses, system, timestep, factors, noise,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,21 +118,21 @@ class Langevin:
         return with_defaults(batch, timestep=1.0, friction=1.0)
 
     def pre_update(self, state: State) -> None:
-        b: Any = state.batch
-        factors = torch.empty((len(b), 2), dtype=torch.float64, device=b.timestep.device)
-        launch(_factors, len(b), b.timestep, b.temperature, b.friction, factors)
-        noise = gaussians(b.noise_key, state.system, b.atom_id, b.step)
-        launch(
+        atoms, systems = state.batch.atoms, state.batch.systems
+        timestep = systems["timestep"]
+        factors = torch.empty((state.n_systems, 2), dtype=torch.float64, device=timestep.device)
+        launch(_factors, state.n_systems, timestep, systems["temperature"], systems["friction"], factors)
+        launch_rows(
             _baoa,
-            b.masses.shape[0],
-            b.positions,
-            b.velocities,
-            b.forces,
-            b.masses,
+            state.n_owned,
+            atoms["positions"],
+            atoms["velocities"],
+            atoms["forces"],
+            atoms["masses"],
             state.system,
-            b.timestep,
+            timestep,
             factors,
-            noise,
+            gaussians(systems["noise_key"], state.system, atoms["atom_id"], systems["step"]),
         )
 
     def post_update(self, state: State) -> None:

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="arg-type, empty-body, valid-type"
+# (Warp kernels: their scalar and vector types mean nothing to mypy)
 """Velocity Verlet: constant energy.
 
 | equation | variable |
@@ -12,12 +14,12 @@ Swope, Andersen, Berens & Wilson, J. Chem. Phys. 76, 637 (1982), eqs. 5-6. `time
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import warp as wp
 
 from ...domain.batch import Batch
-from ...domain.kernels import launch
+from ...domain.kernels import launch_rows, over_rows
 from ...domain.units import ACC
 from ..fields import with_defaults
 
@@ -28,42 +30,85 @@ if TYPE_CHECKING:
 
 wp.set_module_options({"enable_backward": False})
 
-_ACC = wp.constant(wp.float64(ACC))
-_HALF = wp.constant(wp.float64(0.5))
+_KICK = f"""
+        const double dt = timestep.data[s];
+        for (int k = at; k < to; ++k) {{
+            const double factor = 0.5 * dt * {ACC!r} / masses.data[k];
+            for (int a = 0; a < 3; ++a)
+                velocities.data[k].c[a] = velocities.data[k].c[a] + factor * forces.data[k].c[a];
+        }}
+"""
+_DRIFT = """
+        for (int k = at; k < to; ++k)
+            for (int a = 0; a < 3; ++a)
+                positions.data[k].c[a] = positions.data[k].c[a] + dt * velocities.data[k].c[a];
+"""
+
+
+@wp.func_native(over_rows(_KICK))
+def _kick_rows(
+    begin: wp.int32,
+    n: wp.int32,
+    velocities: wp.array(dtype=wp.vec3d),
+    forces: wp.array(dtype=wp.vec3d),
+    masses: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    timestep: wp.array(dtype=wp.float64),
+): ...
+
+
+@wp.func_native(over_rows(_KICK + _DRIFT))
+def _kick_drift_rows(
+    begin: wp.int32,
+    n: wp.int32,
+    positions: wp.array(dtype=wp.vec3d),
+    velocities: wp.array(dtype=wp.vec3d),
+    forces: wp.array(dtype=wp.vec3d),
+    masses: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    timestep: wp.array(dtype=wp.float64),
+): ...
 
 
 @wp.kernel(enable_backward=False)
 def _kick_drift(
-    positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    velocities: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    forces: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    masses: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    timestep: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    rows: wp.int32,
+    n: wp.int32,
+    positions: wp.array(dtype=wp.vec3d),
+    velocities: wp.array(dtype=wp.vec3d),
+    forces: wp.array(dtype=wp.vec3d),
+    masses: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    timestep: wp.array(dtype=wp.float64),
 ):
-    i = wp.tid()
-    dt = timestep[system[i]]
-    v = velocities[i] + (_HALF * dt * _ACC / masses[i]) * forces[i]
-    velocities[i] = v
-    positions[i] = positions[i] + dt * v
+    _kick_drift_rows(rows * wp.tid(), n, positions, velocities, forces, masses, system, timestep)
 
 
 @wp.kernel(enable_backward=False)
 def _kick(
-    velocities: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    forces: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    masses: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    timestep: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    rows: wp.int32,
+    n: wp.int32,
+    velocities: wp.array(dtype=wp.vec3d),
+    forces: wp.array(dtype=wp.vec3d),
+    masses: wp.array(dtype=wp.float64),
+    system: wp.array(dtype=wp.int32),
+    timestep: wp.array(dtype=wp.float64),
 ):
-    i = wp.tid()
-    velocities[i] = velocities[i] + (_HALF * timestep[system[i]] * _ACC / masses[i]) * forces[i]
+    _kick_rows(rows * wp.tid(), n, velocities, forces, masses, system, timestep)
 
 
 def half_kick(state: State) -> None:
     """v += dt/2 F/m for every owned atom."""
-    b: Any = state.batch
-    launch(_kick, b.masses.shape[0], b.velocities, b.forces, b.masses, state.system, b.timestep)
+    atoms, systems = state.batch.atoms, state.batch.systems
+    launch_rows(
+        _kick,
+        state.n_owned,
+        atoms["velocities"],
+        atoms["forces"],
+        atoms["masses"],
+        state.system,
+        systems["timestep"],
+    )
 
 
 @dataclass(frozen=True)
@@ -76,8 +121,17 @@ class VelocityVerlet:
         return with_defaults(batch, timestep=1.0)
 
     def pre_update(self, state: State) -> None:
-        b: Any = state.batch
-        launch(_kick_drift, b.masses.shape[0], b.positions, b.velocities, b.forces, b.masses, state.system, b.timestep)
+        atoms, systems = state.batch.atoms, state.batch.systems
+        launch_rows(
+            _kick_drift,
+            state.n_owned,
+            atoms["positions"],
+            atoms["velocities"],
+            atoms["forces"],
+            atoms["masses"],
+            state.system,
+            systems["timestep"],
+        )
 
     def post_update(self, state: State) -> None:
         half_kick(state)
