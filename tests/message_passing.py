@@ -113,7 +113,7 @@ class MessagePassing(Model):
 
     def refreshed(self, nb: Any, s: Tensor, v: Tensor, hop: int) -> tuple[Tensor, Tensor]:
         """Features of all nodes before layer `hop`: in one exchange."""
-        both = nb.refresh(torch.cat([s, v.reshape(len(s), -1)], dim=1))
+        both = nb.refresh(torch.cat([s, v.reshape(-1, 3 * WIDTH)], dim=1))
         return both[:, :WIDTH], both[:, WIDTH:].reshape(-1, WIDTH, 3)
 
 
