@@ -74,7 +74,7 @@ class Footprint:
         if strategy.pairs == "full":
             edge += 24.0  # nodes at either end, and where the sender's image stands
         return cls(
-            base=2**20, whole=150.0, atom=2.0 * row_bytes + 60.0, ghost=200.0, node=80.0 + node, row=75.0,
+            base=2**18, whole=90.0, atom=1.25 * row_bytes + 60.0, ghost=120.0, node=80.0 + node, row=75.0,
             pair=(0.0 if strategy.pairs == "none" else 12.5) + edge,
         )  # fmt: skip
 
