@@ -126,14 +126,18 @@ class GlooTransport:
     def begin(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None]) -> None:
         self.number += 1
         self.pending = []
-        for start, messages in ((self.group.recv, into), (self.group.send, out)):
-            for peer, tensor in enumerate(messages):
-                if tensor is not None and tensor.numel():
-                    try:
-                        self.pending.append((peer, start([tensor], peer, self._tag(tensor))))
-                    except RuntimeError as error:
-                        self._listen(peer)
-                        raise MeshError(f"rank {self.rank} lost rank {peer} in an exchange: {error}") from error
+        for peer, tensor in enumerate(into):
+            if tensor is not None and tensor.numel():
+                self._post(peer, tensor, "recv")
+        for peer, tensor in enumerate(out):
+            if tensor is not None and tensor.numel():
+                self._post(peer, tensor, "send")
+
+    def _post(self, peer: int, tensor: Tensor, way: str) -> None:
+        try:
+            self.pending.append((peer, getattr(self.group, way)([tensor], peer, self._tag(tensor))))
+        except RuntimeError as error:
+            raise self._lost(peer, "lost", error) from error
 
     def _tag(self, tensor: Tensor) -> int:
         """Of the exchange's number and the size: ranks out of step wait for each other in vain, as gloo would end the
@@ -141,22 +145,26 @@ class GlooTransport:
         return (self.number % 2047) << 20 | (tensor.numel() * tensor.element_size()) % 1048573
 
     def finish(self) -> None:
-        pending, self.pending = self.pending, []
         deadline = time.monotonic() + self.timeout
-        for peer, work in pending:
-            try:
-                # Zero would mean no limit.
-                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-            except RuntimeError as error:
-                self._listen(peer)
-                late = time.monotonic() >= deadline
-                what = f"waited {self.timeout:g} s for" if late else "lost"
-                raise MeshError(f"rank {self.rank} {what} rank {peer} in an exchange: {error}") from error
+        while self.pending:
+            self._wait(deadline)
 
-    def _listen(self, peer: int) -> None:
-        """After the loss of a peer: its last words have come before its end, but may still be in gloo's hands."""
+    def _wait(self, deadline: float) -> None:
+        peer, work = self.pending.pop(0)
+        try:
+            # Zero would mean no limit.
+            work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+        except RuntimeError as error:
+            # Who keeps this error keeps this frame, and a piece of work keeps gloo's connections open.
+            del work
+            what = f"waited {self.timeout:g} s for" if time.monotonic() >= deadline else "lost"
+            raise self._lost(peer, what, error) from error
+
+    def _lost(self, peer: int, what: str, error: RuntimeError) -> MeshError:
+        # Its last words have come before its end, but may still be in gloo's hands.
         with contextlib.suppress(RuntimeError):
             self.last[peer].wait(timedelta(seconds=_LAST_SECONDS))
+        return MeshError(f"rank {self.rank} {what} rank {peer} in an exchange: {error}")
 
     def tell(self, fault: Fault) -> None:
         if self.group is None:
@@ -185,6 +193,7 @@ class GlooTransport:
         if self.group is not None:
             with contextlib.suppress(RuntimeError):  # peers that are gone already
                 self.group.abort()
+            # Its connections end with the last reference.
             self.group, self.pending, self.last = None, [], {}
 
 
