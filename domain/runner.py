@@ -93,7 +93,7 @@ class DomainParallel:
                 a system that does not fit into memory.
         """
         with self.mesh.guard():
-            self._agree()
+            self.agree()
             whole = self.mesh.broadcast_object(self._checked(batch) if self.mesh.is_lead else None)
             if not whole:
                 return
@@ -103,10 +103,11 @@ class DomainParallel:
             self._want = (False, False)
             self._compute(*wanted)
 
-    def _agree(self) -> None:
-        """Once: that all ranks were given the same, and how much memory there is.
+    def agree(self) -> None:
+        """Make sure that all ranks were given the same, and how much memory there is; admission does so by itself.
 
-        Whoever differs would hang the others, or spoil their numbers.
+        Raises:
+            ValueError: on every rank: they were not. Whoever differs would hang the others, or spoil their numbers.
         """
         if self._agreed:
             return
@@ -130,6 +131,13 @@ class DomainParallel:
         allowed = allowance(self.mesh, self._memory)
         self._aboard.budget = Budget(self.model, self.strategy, self.mesh.size, splitting.grid, allowed)
 
+    def too_large(self, batch: Batch) -> dict[str, str]:
+        """By id, why systems do not fit into the memory there is, however they are divided.
+
+        Not collective; before anything has come aboard, `agree` must have been called.
+        """
+        return self._aboard.too_large(batch)
+
     def _checked(self, batch: Batch | None) -> Batch | Exception | None:
         """The batch, ready to come aboard, or what is wrong with it: that is told to every rank."""
         if not batch:
@@ -137,7 +145,7 @@ class DomainParallel:
         try:
             self._aboard.check(batch)
             ready = self.propagator.prepare(batch)
-            for system_id, reason in self._aboard.too_large(ready).items():
+            for system_id, reason in self.too_large(ready).items():
                 raise ValueError(f"system {system_id!r} {reason}")
             return ready
         except Exception as error:  # raised again on all ranks by broadcast_object

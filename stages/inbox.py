@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,17 +44,24 @@ class Inbox:
         return list(self._states.values())
 
     def put(
-        self, batch: Batch | None, stage: Stage, model: Model, key: int, aboard: Sequence[str]
+        self,
+        batch: Batch | None,
+        stage: Stage,
+        model: Model,
+        key: int,
+        aboard: Sequence[str],
+        too_large: Callable[[Batch], dict[str, str]] = lambda batch: {},
     ) -> tuple[list[Refused], Batch]:
         """Take these systems in; collective. Returns (id, reason, atoms) of those refused; on the lead their states.
 
-        Systems in the middle of a visit have passed the checks before.
+        Systems in the middle of a visit have passed the checks before, but for that of their size: memory may be less
+        here. `too_large` says by id what does not fit, and why; it is asked on the lead, of systems that are sound.
         """
         told: tuple[list[Refused], dict[str, int]] | Exception | None = None
         states: dict[str, Batch] = {}
         if self.mesh.is_lead and batch:
             states = dict(zip(batch.ids, batch.split(), strict=True))
-            told = self._sorted_out(batch, stage, model, key, aboard)
+            told = self._sorted_out(batch, stage, model, key, aboard, too_large)
         elif self.mesh.is_lead:
             told = ([], {})
         refused, sizes = self.mesh.broadcast_object(told)
@@ -63,7 +70,13 @@ class Inbox:
         return refused, Batch.concat([states[i] for i, _, _ in refused if i in states])
 
     def _sorted_out(
-        self, batch: Batch, stage: Stage, model: Model, key: int, aboard: Sequence[str]
+        self,
+        batch: Batch,
+        stage: Stage,
+        model: Model,
+        key: int,
+        aboard: Sequence[str],
+        too_large: Callable[[Batch], dict[str, str]],
     ) -> tuple[list[Refused], dict[str, int]] | Exception:
         twice = sorted(set(batch.ids) & {*aboard, *self._sizes})
         if twice:
@@ -74,6 +87,7 @@ class Inbox:
             reasons = reasons_to_refuse(fresh, stage, model)
         except Exception as error:  # a stage of the user's own may raise anything: every rank is told
             return error
+        reasons |= too_large(batch.select([s for s, i in enumerate(batch.ids) if i not in reasons]))
         refused = [(i, reason, sizes.pop(i)) for i, reason in reasons.items()]
         return refused, sizes
 

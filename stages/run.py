@@ -38,7 +38,7 @@ class StageRun:
         reporter: keeps frames; used on the lead only.
         seed: the campaign's seed; noise is a function of it, the system, the stage's name, the atom and the step.
         max_atoms, max_systems: room aboard; None is no limit. A system larger than max_atoms goes alone.
-        hooks, skin, grid, split_atoms: handed to `DomainParallel`.
+        hooks, skin, grid, split_atoms, memory: handed to `DomainParallel`. What does not fit into memory fails.
 
     Raises:
         ValueError: no model, or a limit below 1.
@@ -58,6 +58,7 @@ class StageRun:
         skin: float = 1.0,
         grid: Sequence[int] | None = None,
         split_atoms: int = 500,
+        memory: float | None = None,
     ) -> None:
         chosen = stage.model if stage.model is not None else model
         if chosen is None:
@@ -67,7 +68,14 @@ class StageRun:
         self.mesh = mesh or Mesh.single()
         self.reporter = reporter or NoReporter()
         self.runner = DomainParallel(
-            chosen, stage.propagator(), self.mesh, skin=skin, hooks=hooks, grid=grid, split_atoms=split_atoms
+            chosen,
+            stage.propagator(),
+            self.mesh,
+            skin=skin,
+            hooks=hooks,
+            grid=grid,
+            split_atoms=split_atoms,
+            memory=memory,
         )
         self._recorder = Recorder(stage, self.runner, self.reporter)
         self._inbox = Inbox(self.mesh, max_atoms, max_systems)
@@ -92,7 +100,10 @@ class StageRun:
         Raises:
             ValueError: on every rank, if an id is aboard or waiting already.
         """
-        refused, states = self._inbox.put(batch, self.stage, self.model, self._key, self.runner.ids)
+        self.runner.agree()
+        refused, states = self._inbox.put(
+            batch, self.stage, self.model, self._key, self.runner.ids, self.runner.too_large
+        )
         for system_id, reason, n_atoms in refused:
             self._report.outcomes.append(Outcome(system_id, Status.failed, reason, 0, n_atoms))
         self._failed.append(states)

@@ -320,3 +320,15 @@ def test_ranks_of_one_host_share_what_it_has(ranks):
 def test_memory_must_be_a_number_of_bytes():
     with pytest.raises(ValueError, match="memory must be a number of bytes above 0, is 0"):
         DomainParallel(MODELS["pairs"](), VelocityVerlet(), memory=0)
+
+
+def test_a_stage_refuses_what_does_not_fit_and_goes_on():
+    from mattermill.stages.run import StageRun
+
+    stage = mm.Produce(mm.NVE(), steps=3, every=0)
+    run = StageRun(stage, MODELS["pairs"](), memory=1.5 * 2**20)
+    run.admit(Batch.concat([_argon((12, 12, 12)), _argon((4, 4, 4)).with_ids(["small"])]))
+    outcomes = {o.id: o for o in run.advance().outcomes}
+    assert outcomes["argon"].status is mm.Status.failed
+    assert "needs about" in outcomes["argon"].reason
+    assert outcomes["small"].status is mm.Status.finished
