@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 class StageRun:
     """A stage at work on one mesh. Every method is collective: all ranks of the mesh call it, in the same order.
 
+    What fails on one rank (the stage's own methods, the model, a hook, the reporter on the lead) ends the call on all
+    of them: there with its error, on the others with a `RankFailed` that has its text; the mesh is closed then. An
+    error that all ranks raise alike, such as an id that is aboard already, leaves mesh and systems as they were.
+
     Args:
         stage: what is done.
         model: computes forces; the stage's own model, where it has one, takes precedence.
@@ -100,10 +104,11 @@ class StageRun:
         Raises:
             ValueError: on every rank, if an id is aboard or waiting already.
         """
-        self.runner.agree()
-        refused, states = self._inbox.put(
-            batch, self.stage, self.model, self._key, self.runner.ids, self.runner.too_large
-        )
+        with self.mesh.guard():
+            self.runner.agree()
+            refused, states = self._inbox.put(
+                batch, self.stage, self.model, self._key, self.runner.ids, self.runner.too_large
+            )
         for system_id, reason, n_atoms in refused:
             self._report.outcomes.append(Outcome(system_id, Status.failed, reason, 0, n_atoms))
         self._failed.append(states)
@@ -124,15 +129,8 @@ class StageRun:
             should_stop: asked on the lead every few steps.
         """
         pace = Pace(self.mesh, seconds, should_stop)
-        taken = 0
-        self._board()
-        while self.runner.ids and (steps is None or taken < steps):
-            self._step()
-            taken += 1
-            self._settle()
-            self._board()
-            if pace.is_over():
-                break
+        with self.mesh.guard():
+            taken = self._work(pace, steps)
         return self._close_report(taken, pace.elapsed)
 
     def resident(self) -> Batch | None:
@@ -141,7 +139,8 @@ class StageRun:
         Another `StageRun` of this stage, on any mesh and in any company, continues from it to the last bit (at an equal
         rank grid).
         """
-        aboard = self.runner.gather() if self.runner.ids else None
+        with self.mesh.guard():
+            aboard = self.runner.gather() if self.runner.ids else None
         if not self.mesh.is_lead:
             return None
         if aboard:
@@ -154,6 +153,19 @@ class StageRun:
         self.runner.close()
 
     # --- a step ------------------------------------------------------------------------------------------------
+
+    def _work(self, pace: Pace, steps: int | None) -> int:
+        """Steps until it is time to stop; how many they were."""
+        taken = 0
+        self._board()
+        while self.runner.ids and (steps is None or taken < steps):
+            self._step()
+            taken += 1
+            self._settle()
+            self._board()
+            if pace.is_over():
+                break
+        return taken
 
     def _step(self) -> None:
         """Before-step of the stage, one step of the runner, what is due to be recorded, and who leaves."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +119,77 @@ def twice(mesh):
 
 def test_an_error_on_the_lead_is_raised_on_every_rank(ranks) -> None:
     assert ranks.run(twice, 2) == [1, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(mm.Equilibrate):
+    """Raises in one of its methods, on one rank; `rank` of a reporter and of `results` is the lead."""
+
+    rank: int = 0
+    where: str = ""
+
+    def _fail(self, where: str, state: Any) -> None:
+        if where == self.where and state.mesh.rank == self.rank and state.steps >= 3:
+            raise ArithmeticError(f"{where} of rank {self.rank}")
+
+    def before_step(self, state: Any) -> None:
+        super().before_step(state)
+        self._fail("before_step", state)
+
+    def verdict(self, state: Any, converged: Any) -> Any:
+        self._fail("verdict", state)
+        return super().verdict(state, converged)
+
+
+class Full(MemoryReporter):
+    """A reporter whose disk is full at the second frame."""
+
+    def frame(self, batch: Batch) -> None:
+        if batch.step.max() > 0:
+            raise OSError(28, "no space left")
+        super().frame(batch)
+
+
+def goes_wrong(mesh, where, rank):
+    def hook(state):
+        if state.mesh.rank == rank and state.steps >= 3:
+            raise ArithmeticError(f"hook of rank {rank}")
+
+    stage = Wrong(mm.NVT(50), steps=20, every=5, thermo_every=2, where=where, rank=rank)
+    hooks = [hook] if where == "hook" else []
+    reporter = Full() if where == "frame" else None
+
+    def should_stop():
+        raise ArithmeticError("question of rank 0")
+
+    run = StageRun(stage, MODEL, mesh, reporter, hooks=hooks, **SPLIT)
+    start = time.monotonic()
+    try:
+        run.admit(systems() if mesh.is_lead else None)
+        run.advance(should_stop=should_stop if where == "question" else None)
+    except (ArithmeticError, OSError, mm.MeshError) as error:
+        seconds = time.monotonic() - start
+        run.close()
+        run.close()
+        with pytest.raises(mm.MeshError):
+            run.admit(None)
+        return type(error).__name__, str(error), seconds
+    return "nothing", "", 0.0
+
+
+@pytest.mark.parametrize(
+    ("where", "rank"),
+    [("before_step", 1), ("before_step", 0), ("verdict", 2), ("hook", 1), ("frame", 0), ("question", 0)],
+)
+def test_an_error_on_one_rank_is_raised_on_every_rank_with_its_text(ranks, where: str, rank: int) -> None:
+    told = ranks.run(goes_wrong, 3, where, rank, mesh_timeout=60.0)
+    kind, text = ("OSError", "[Errno 28] no space left") if where == "frame" else ("ArithmeticError", f"{where} of ")
+    assert told[rank][0] == kind
+    assert told[rank][1].startswith(text)
+    for other in {0, 1, 2} - {rank}:
+        assert told[other][:2] == ("RankFailed", f"rank {rank} failed: {kind}: {told[rank][1]}")
+    # Long before the mesh's timeout.
+    assert max(seconds for _, _, seconds in told) < 30.0
 
 
 def by_hand(mesh):
