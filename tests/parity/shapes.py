@@ -21,7 +21,7 @@ def shaken(atoms: Atoms, seed: int, *, speed: float = 4e-3, spread: float = 0.08
     numbers[rng.random(len(atoms)) < 0.3] = 36
     atoms.numbers = numbers
     atoms.set_masses()
-    velocities = rng.normal(scale=speed, size=(len(atoms), 3)) + np.array([0.012, -0.007, 0.005])
+    velocities = rng.normal(scale=speed, size=(len(atoms), 3)) + np.array([0.006, -0.004, 0.0025])
     atoms.set_velocities(velocities / fs)
     return atoms
 
