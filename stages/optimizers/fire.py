@@ -1,3 +1,5 @@
+# mypy: disable-error-code="arg-type, valid-type"
+# (Warp kernels: their scalar and vector types mean nothing to mypy)
 """FIRE: a fast inertial relaxation engine, batched over systems, with an optional isotropic cell.
 
 | equation (Bitzek, Koskinen, Gähler, Moseler & Gumbsch, Phys. Rev. Lett. 97, 170201 (2006)) | variable |
@@ -28,7 +30,7 @@ import warp as wp
 
 from ...domain.batch import Batch
 from ...domain.kernels import launch
-from ...domain.units import GPA, volume
+from ...domain.units import GPA
 from ..fields import per_system, with_defaults
 
 if TYPE_CHECKING:
@@ -45,30 +47,99 @@ _DT_MAX, _N_MIN = wp.constant(wp.float64(DT_MAX)), wp.constant(wp.float64(N_MIN)
 _F_INC, _F_DEC = wp.constant(wp.float64(F_INC)), wp.constant(wp.float64(F_DEC))
 _ALPHA_START, _F_ALPHA = wp.constant(wp.float64(ALPHA_START)), wp.constant(wp.float64(F_ALPHA))
 _MAX_STEP, _MAX_STRAIN = wp.constant(wp.float64(MAX_STEP)), wp.constant(wp.float64(MAX_STRAIN))
+_GPA = wp.constant(wp.float64(GPA))
 _ZERO, _ONE = wp.constant(wp.float64(0.0)), wp.constant(wp.float64(1.0))
 
 
 @wp.kernel(enable_backward=False)
 def _products(
-    forces: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    velocities: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    out: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
-    largest: wp.array(dtype=wp.float64),  # type: ignore[valid-type]
+    forces: wp.array(dtype=wp.vec3d),
+    velocities: wp.array(dtype=wp.vec3d),
+    ptr: wp.array(dtype=wp.int64),
+    out: wp.array2d(dtype=wp.float64),
 ):
-    i = wp.tid()
-    f = forces[i]
-    v = velocities[i]
-    out[i, 0] = wp.dot(f, v)
-    out[i, 1] = wp.dot(f, f)
-    out[i, 2] = wp.dot(v, v)
-    largest[i] = wp.dot(f, f)
+    """Per system, over the atoms here in their order: sums of F·v, F·F, v·v, and the largest F·F."""
+    s = wp.tid()
+    fv = wp.float64(0.0)
+    ff = wp.float64(0.0)
+    vv = wp.float64(0.0)
+    most = wp.float64(-wp.inf)
+    for i in range(int(ptr[s]), int(ptr[s + 1])):
+        f = forces[i]
+        v = velocities[i]
+        square = wp.dot(f, f)
+        fv += wp.dot(f, v)
+        ff += square
+        vv += wp.dot(v, v)
+        most = _larger(most, square)
+    out[s, 0] = fv
+    out[s, 1] = ff
+    out[s, 2] = vv
+    out[s, 3] = most
+
+
+@wp.func
+def _larger(a: wp.float64, b: wp.float64):
+    """The maximum; NaN wins."""
+    return wp.where(a != a or b <= a, a, b)
+
+
+@wp.kernel(enable_backward=False)
+def _gathered(
+    parts: wp.array3d(dtype=wp.float64),
+    dots: wp.array2d(dtype=wp.float64),
+):
+    """Per system: what `_products` made on every rank, added up in the order of the ranks."""
+    s = wp.tid()
+    fv = parts[0, s, 0]
+    ff = parts[0, s, 1]
+    vv = parts[0, s, 2]
+    most = parts[0, s, 3]
+    for r in range(1, parts.shape[0]):
+        fv += parts[r, s, 0]
+        ff += parts[r, s, 1]
+        vv += parts[r, s, 2]
+        most = _larger(most, parts[r, s, 3])
+    dots[s, 0] = fv
+    dots[s, 1] = ff
+    dots[s, 2] = vv
+    dots[s, 3] = wp.sqrt(most)
+
+
+@wp.kernel(enable_backward=False)
+def _with_cell(
+    natoms: wp.array(dtype=wp.int64),
+    cells: wp.array(dtype=wp.mat33d),
+    stress: wp.array(dtype=wp.mat33d),
+    target: wp.array(dtype=wp.float64),
+    memory: wp.array2d(dtype=wp.float64),
+    dots: wp.array2d(dtype=wp.float64),
+):
+    """Per system: the cell's force 3 V (P - p)/c and metric c, and their part of the products."""
+    s = wp.tid()
+    h = cells[s]
+    size = wp.abs(
+        h[0, 0] * (h[1, 1] * h[2, 2] - h[1, 2] * h[2, 1])
+        + h[0, 1] * (h[1, 2] * h[2, 0] - h[1, 0] * h[2, 2])
+        + h[0, 2] * (h[1, 0] * h[2, 1] - h[1, 1] * h[2, 0])
+    )
+    atoms = wp.float64(natoms[s])
+    pressure = (stress[s][0, 0] + stress[s][1, 1] + stress[s][2, 2]) / wp.float64(-3.0)
+    metric = wp.cbrt(size / atoms) * wp.sqrt(atoms)
+    force = wp.float64(3.0) * size * (pressure - target[s] * _GPA) / metric
+    speed = memory[s, 3]
+    dots[s, 0] = dots[s, 0] + force * speed
+    dots[s, 1] = dots[s, 1] + force * force
+    dots[s, 2] = dots[s, 2] + speed * speed
+    dots[s, 4] = force
+    dots[s, 5] = metric
 
 
 @wp.kernel(enable_backward=False)
 def _factors(
-    dots: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
-    memory: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
-    factors: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
+    dots: wp.array2d(dtype=wp.float64),
+    memory: wp.array2d(dtype=wp.float64),
+    factors: wp.array2d(dtype=wp.float64),
 ):
     """Per system: FIRE's decision. factors: on v, on F, dt, scale of lengths."""
     s = wp.tid()
@@ -111,11 +182,11 @@ def _factors(
 
 @wp.kernel(enable_backward=False)
 def _move(
-    positions: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    velocities: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    forces: wp.array(dtype=wp.vec3d),  # type: ignore[valid-type]
-    system: wp.array(dtype=wp.int32),  # type: ignore[valid-type]
-    factors: wp.array2d(dtype=wp.float64),  # type: ignore[valid-type]
+    positions: wp.array(dtype=wp.vec3d),
+    velocities: wp.array(dtype=wp.vec3d),
+    forces: wp.array(dtype=wp.vec3d),
+    system: wp.array(dtype=wp.int32),
+    factors: wp.array2d(dtype=wp.float64),
 ):
     i = wp.tid()
     s = system[i]
@@ -176,44 +247,23 @@ class Fire:
     def primed(self, state: State) -> None:
         """Bring `fire_dots` up to date with forces, velocities and stress: a pure function of these. Collective."""
         b: Any = state.batch
-        n = b.positions.shape[0]
-        products = torch.empty((n, 3), dtype=torch.float64, device=b.forces.device)
-        largest = torch.empty((n,), dtype=torch.float64, device=b.forces.device)
-        launch(_products, n, b.forces, b.fire_velocities, products, largest)
-        dots = b.fire_dots
-        dots[:, :3] = state.sum_atoms(products)
-        dots[:, 3] = torch.sqrt(state.max_atoms(largest))
+        n = state.n_systems
+        mine = torch.empty((n, 4), dtype=torch.float64, device=b.forces.device)
+        launch(_products, n, b.forces, b.fire_velocities, state.ptr, mine)
+        parts = state.mesh.gather_known_rows(mine, [n] * state.mesh.size)
+        launch(_gathered, n, torch.stack(parts), b.fire_dots)
         if self.moves_cell:
-            self._measure_cell(state, dots)
-
-    def _measure_cell(self, state: State, dots: torch.Tensor) -> None:
-        """The cell's force 3 V (P - p)/c and metric c, and their part of the products."""
-        b: Any = state.batch
-        size = volume(b.cell)
-        atoms = b.natoms.to(torch.float64)
-        # cube root on the host: its bits must not depend on the place in a vectorised loop
-        length = torch.tensor([float(np.cbrt(v)) for v in (size / atoms).tolist()], dtype=torch.float64).to(size.device)
-        metric = length * torch.sqrt(atoms)
-        force = 3.0 * size * (_pressure(b) - b.pressure_target * GPA) / metric
-        speed = b.fire[:, 3]
-        dots[:, 0] += force * speed
-        dots[:, 1] += force * force
-        dots[:, 2] += speed * speed
-        dots[:, 4] = force
-        dots[:, 5] = metric
+            launch(_with_cell, n, b.natoms, b.cell, b.stress, b.pressure_target, b.fire, b.fire_dots)
 
     def converged(self, state: State) -> np.ndarray:
         b: Any = state.batch
-        there = b.fire_dots[:, 3] < self.fmax
+        # The runner wants to know now; on a device this waits for it.
+        there = b.fire_dots.cpu().numpy()[:, 3] < self.fmax
         if self.moves_cell:
-            there &= torch.abs(_pressure(b) / GPA - b.pressure_target) < self.smax
-        return there.cpu().numpy()
-
-
-def _pressure(batch: Any) -> torch.Tensor:
-    """Static pressure per system, eV/Å^3."""
-    s = batch.stress
-    return (s[:, 0, 0] + s[:, 1, 1] + s[:, 2, 2]) / -3.0
+            stress = b.stress.cpu().numpy()
+            pressure = (stress[:, 0, 0] + stress[:, 1, 1] + stress[:, 2, 2]) / -3.0
+            there &= np.abs(pressure / GPA - b.pressure_target.cpu().numpy()) < self.smax
+        return there
 
 
 __all__ = ["Fire"]
