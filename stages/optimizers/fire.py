@@ -1,4 +1,4 @@
-# mypy: disable-error-code="arg-type, valid-type"
+# mypy: disable-error-code="arg-type, operator, valid-type"
 # (Warp kernels: their scalar and vector types mean nothing to mypy)
 """FIRE: a fast inertial relaxation engine, batched over systems, with an optional isotropic cell.
 
