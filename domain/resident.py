@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .arrangement import possible
 from .halo import NO_HALO, HaloPlan, plan_halo, sight_of
 from .neighbors import SystemList, build_system_list
 from .partition import WHOLE, Division, Frame, RankGrid, divide, ranks_for
@@ -162,17 +163,30 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
 
 
 def _say(resident: Resident, layout: Layout, splitting: Splitting) -> None:
-    """Log, once per change, that a system uses fewer ranks than it was given."""
-    wanted = splitting.wanted(resident.n_atoms)
-    news = f"{layout.grid.dims}" if layout.grid.n_domains < wanted else ""
+    """Log, once per change, that a system is not divided as one might expect, and why."""
+    wanted, dims = splitting.wanted(resident.n_atoms), layout.grid.dims
+    news, level = "", logging.INFO
+    if resident.forced is not None:
+        news = f"is divided {resident.forced}, or it would not have fitted into memory"
+    elif layout.grid.n_domains < wanted:
+        news = f"uses {layout.grid.n_domains} of {wanted} ranks, grid {dims}"
+        level = logging.INFO if splitting.grid is None else logging.WARNING
     if news and news != resident.said:
-        log.log(
-            logging.INFO if splitting.grid is None else logging.WARNING,
-            "system %r uses %d of %d ranks, grid %s: domains must be at least %.4g Å thick (%s), its cell is %s Å",
-            resident.id, layout.grid.n_domains, wanted, layout.grid.dims, splitting.reach, splitting.strategy,
-            np.round(layout.frame.heights, 3).tolist(),
-        )  # fmt: skip
+        why = "" if resident.forced is not None else f": {_why_fewer(layout, splitting, wanted)}"
+        log.log(level, "system %r %s%s", resident.id, news, why)
     resident.said = news
+
+
+def _why_fewer(layout: Layout, splitting: Splitting, wanted: int) -> str:
+    frame = layout.frame
+    room = max(a * b * c for a, b, c in possible(frame, splitting.reach, wanted))
+    if splitting.grid is None and layout.grid.n_domains < room:
+        return "with more of them each would do more work on ghosts than they take off it"
+    thick = [f"{h:.4g}" if p else "open" for h, p in zip(frame.heights, frame.periodic, strict=True)]
+    return (
+        f"domains must be at least {splitting.reach:.4g} Å thick ({splitting.strategy}), its cell is "
+        f"{' x '.join(thick)} Å"
+    )
 
 
 def drop_lists(resident: Resident) -> None:
