@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..domain.mesh import MeshError
+from ..domain.mesh import MeshError, RankFailed
 from . import worker as tasks
 from .claims import Claim
 from .errors import GangLost
@@ -241,7 +241,7 @@ class Gang:
             await asyncio.wait({lost, *unsettled}, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
         self._check(phase)
         errors = [e for e in map(_error, results) if e is not None]
-        raise next((e for e in errors if not isinstance(e, MeshError | GangLost)), errors[0])
+        raise min(errors, key=_how_far_from_the_cause)
 
     def _check(self, phase: str) -> None:
         if self._lost.is_set():
@@ -285,6 +285,13 @@ def _error(result: asyncio.Task[Any]) -> BaseException | None:
 def _peer_complaint(results: Sequence[asyncio.Task[Any]]) -> bool:
     """Whether all that is known is that a rank could not reach another."""
     return all(isinstance(e, MeshError | GangLost) for e in map(_error, results) if e is not None)
+
+
+def _how_far_from_the_cause(error: BaseException) -> int:
+    """An error of a rank's own, else one that a rank was told in the words of another, else the loss of a peer."""
+    if isinstance(error, RankFailed):
+        return 1
+    return 2 if isinstance(error, MeshError | GangLost) else 0
 
 
 def _now() -> float:

@@ -83,11 +83,12 @@ class Seat:
 
         # What was handed on is in the next lead's hands by now, or will be read from its file.
         self.outbox = {}
-        if order.admits:
-            arrived, self.inbox = self.inbox, []
-            self.run.admit(Batch.concat(arrived) if self.is_lead else None)
-        segment = self.run.advance(seconds=order.seconds)
-        resident = self.run.resident() if order.checkpoint else None
+        with self.mesh.guard():
+            if order.admits:
+                arrived, self.inbox = self.inbox, []
+                self.run.admit(Batch.concat(arrived) if self.is_lead else None)
+            segment = self.run.advance(seconds=order.seconds)
+            resident = self.run.resident() if order.checkpoint else None
         if not self.is_lead:
             return None
         self._progress = segment.progress

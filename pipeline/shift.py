@@ -313,8 +313,10 @@ class Shift:
 
 def _is_own_fault(error: BaseException) -> bool:
     """Whether an error came out of what was computed, rather than from ranks that could not reach each other."""
-    from ..domain.mesh import MeshError
+    from ..domain.mesh import MeshError, RankFailed
 
+    if isinstance(error, RankFailed):
+        return True  # the words of a rank whose own error has not come through
     return not isinstance(error, GangLost | StaleClaim | MeshError | ConnectionError | SourceGone)
 
 

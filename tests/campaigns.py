@@ -85,6 +85,18 @@ class Deadly(mm.Produce):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneSided(mm.Produce):
+    """A produce stage that raises in its third step, on one rank only."""
+
+    rank: int = 1
+
+    def before_step(self, state: Any) -> None:
+        super().before_step(state)
+        if state.mesh.rank == self.rank and state.steps == 2:
+            raise ArithmeticError(f"only rank {self.rank} minds")
+
+
 def produce(name: str = "produce", steps: int = 40, every: int = 10, **more: Any) -> mm.Produce:
     return mm.Produce(mm.NVT(40), steps=steps, every=every, dt=2.0, name=name, **more)
 

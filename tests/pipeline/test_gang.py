@@ -11,9 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import produce, recipe, slow, systems
+from campaigns import OneSided, produce, recipe, slow, systems
 
+import mattermill as mm
 from mattermill.domain.batch import Batch
+from mattermill.domain.mesh import MeshError, RankFailed
 from mattermill.pipeline import worker as tasks
 from mattermill.pipeline.claims import Claim
 from mattermill.pipeline.errors import GangLost, StaleClaim
@@ -21,6 +23,7 @@ from mattermill.pipeline.folder import Folder
 from mattermill.pipeline.gang import Gang, Limits, SourceGone
 from mattermill.pipeline.handoff import DamagedFile, write_batch
 from mattermill.pipeline.orders import Arrival, Order
+from mattermill.pipeline.shift import _is_own_fault
 from mattermill.pipeline.work import Work
 from mattermill.pipeline.worker import RankPlugin
 
@@ -170,6 +173,51 @@ def test_a_source_that_goes_after_the_arrival_does_not_matter() -> None:
         never.cancel()
 
     asyncio.run(asyncio.wait_for(main(), LIMIT))
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["lead", "other"])
+def test_an_error_on_one_rank_is_what_the_gang_says(cluster: Any, tmp_path: Path, rank: int) -> None:
+    """Not the complaint of the other, which was only told of it."""
+
+    async def test(stand: Stand) -> None:
+        gang = stand.gang("one", 2)
+        await gang.form()
+        await gang.receive([stand.arrival], [None])
+        with pytest.raises(ArithmeticError, match=f"only rank {rank} minds"):
+            await gang.advance(20.0, admits=True, checkpoint=False)
+        assert await gang.abandon() == ()
+        # The ranks are free, and well.
+        again = stand.gang("one", 1)
+        await again.form()
+        await again.dissolve()
+
+    stage = OneSided(mm.NVT(40), steps=10, every=5, dt=2.0, name="one", ranks=2, rank=rank)
+    play(cluster.scheduler_address, tmp_path, stage, test)
+
+
+def test_the_cause_wins_over_what_it_led_to() -> None:
+    """Also where the error itself cannot travel: then the words that its rank told the others stand for it."""
+    lost, told = MeshError("rank 0 lost rank 2"), RankFailed("rank 2 failed: Odd: its words")
+    own, gone = ValueError("of a rank"), GangLost("advancing", "no answer")
+
+    async def cause(*errors: Exception) -> BaseException:
+        gang = Gang(None, "s", Claim(1, 1, "produce", ("a",)), Limits(), None, lambda: ["a"])  # type: ignore[arg-type]
+        results = [asyncio.ensure_future(_raise(e)) for e in errors]
+        with pytest.raises(Exception, match=r"\w") as caught:
+            await gang._settle("advancing", results, 5.0, [])
+        await asyncio.gather(*results, return_exceptions=True)
+        return caught.value
+
+    assert asyncio.run(cause(lost, told, own)) is own
+    assert asyncio.run(cause(lost, told)) is told
+    assert asyncio.run(cause(gone, told, lost)) is told
+    assert asyncio.run(cause(lost, lost)) is lost
+    # A system that makes a rank fail has failed; one that lost its rank has not.
+    assert [_is_own_fault(e) for e in (own, told, lost, gone)] == [True, True, False, False]
+
+
+async def _raise(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("member", [0, 1], ids=["lead", "other"])
