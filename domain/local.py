@@ -112,7 +112,7 @@ class LocalTransport:
     def _hand_over(self, peer: int, text: bytes, size: int) -> None:
         """Give a peer the memory of our messages to it, and our bell."""
         # About 8 MiB for all peers together: what is larger than its ring passes through it in pieces.
-        capacity = max(1 << 18, min(1 << 22, 1 << (23 - size.bit_length())))
+        capacity = max(1 << 18, min(1 << 22, 1 << (24 - size.bit_length())))
         descriptor = Ring.create(capacity)
         try:
             self.rings_out[peer] = Ring(descriptor)

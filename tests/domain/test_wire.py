@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mattermill as mm
+from mattermill.domain import ring
 from mattermill.domain.local import LocalTransport
 from mattermill.domain.ring import Ring
 
@@ -24,7 +25,9 @@ def ring_pair(capacity):
     return ends
 
 
-def test_a_ring_carries_bytes_in_order_whatever_the_pieces():
+@pytest.mark.parametrize("ordered", [True, False], ids=["x86", "others"])
+def test_a_ring_carries_bytes_in_order_whatever_the_pieces(monkeypatch, ordered):
+    monkeypatch.setattr(ring, "_ORDERED", ordered)
     draw = random.Random(7)
     for capacity in (16, 48, 4096):
         source, sink = ring_pair(capacity)
