@@ -171,7 +171,7 @@ def three_systems():
 
 
 @pytest.mark.parametrize("ensemble", [mm.NVE(), mm.NVT(150, friction=20.0)])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_case_26_three_systems_through_two_slots(ranks, size, ensemble):
     came = three_systems()
     stage = Ragged(ensemble, steps=1000, dt=4.0, every=5)
@@ -225,7 +225,7 @@ def _visitors(mesh, systems, entries):
 ENTRIES = {"first": (0, 99), "second": (7, 30), "third": (8, 99), "fourth": (31, 45)}
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_case_27_who_enters_half_way_leaves_the_others_alone(ranks, size):
     """To the bit, on any number of ranks, whether the newcomer is large, small or divided; nobody skips a step."""
     shapes = {"first": (5, 4, 4), "second": (4, 4, 5), "third": (2, 2, 2), "fourth": (6, 4, 4)}
