@@ -1,6 +1,7 @@
 # Each target does its own set-up, in .venv, once. Needs python3 (3.11 or newer), pip and make.
 #   make demo       the noble gases through all four stages, into build/noble-gases.mill
-#   make test       the test suite without what is marked slow; make test-all: all of it
+#   make test       the test suite without what is marked slow; make test-all: with that
+#   make parity     the whole table of models, ensembles, boxes and ranks against one rank; goes on where it stopped
 #   make check      ruff (format and lint) and mypy
 #   make bench      the benchmarks, as tables
 PYTHON ?= python3
@@ -13,7 +14,7 @@ LINK   := build/mattermill
 # A rank computes on one core; more threads per rank would only compete with the other ranks.
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all check format bench wheel constraints clean distclean
+.PHONY: demo test test-all parity check format bench wheel constraints clean distclean
 .DEFAULT_GOAL := check
 
 demo: $(VENV)/.stamp-plot
@@ -24,7 +25,11 @@ test: $(VENV)/.stamp-dev
 	$(PYTEST) -m "not slow" tests
 
 test-all: $(VENV)/.stamp-dev
-	$(PYTEST) tests
+	$(PYTEST) -m "not parity" tests
+
+parity: $(VENV)/.stamp-dev
+	mkdir -p build
+	MATTERMILL_PARITY_LOG=$(CURDIR)/build/parity.log $(PYTEST) -m parity tests/parity
 
 check: $(VENV)/.stamp-dev $(LINK)
 	$(BIN)/ruff format --check .
@@ -38,8 +43,10 @@ format: $(VENV)/.stamp-dev
 bench: $(VENV)/.stamp-dev
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/lj_step.py
-	$(BIN)/python benchmarks/batched_vs_solo.py
 	$(BIN)/python benchmarks/runner_overhead.py
+	$(BIN)/python benchmarks/batched_vs_solo.py
+	$(BIN)/python benchmarks/neighbor_lists.py
+	$(BIN)/python benchmarks/exchange.py
 
 wheel: $(VENV)/.stamp-dev
 	rm -rf build/lib build/bdist.*
