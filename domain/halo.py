@@ -128,16 +128,20 @@ def ghosts(
     place = fractional[others]
     found_atoms, found_shifts = [], []
     axes = [(-1, 0, 1) if s and p else (0,) for s, p in zip(grid.split, grid.periodic, strict=True)]
+    # Axis by axis first: 9 comparisons instead of 81 where all three are divided.
+    near = [
+        {step: (x + step >= low[axis]) & (x + step <= high[axis]) for step in axes[axis]}
+        for axis, x in enumerate(place.T)
+        if grid.split[axis]
+    ]
+    split = [axis for axis in range(3) if grid.split[axis]]
+    upper = domains[others] > domain
     for shift in itertools.product(*axes):
         if sight.one_sided and shift < (0, 0, 0):
             continue
-        inside = np.ones(len(others), dtype=bool)
-        if sight.one_sided and shift == (0, 0, 0):
-            inside &= domains[others] > domain
-        for axis in range(3):
-            if grid.split[axis]:
-                moved = place[:, axis] + shift[axis]
-                inside &= (moved >= low[axis]) & (moved <= high[axis])
+        inside = upper if sight.one_sided and shift == (0, 0, 0) else np.ones(len(others), dtype=bool)
+        for axis, masks in zip(split, near, strict=True):
+            inside = inside & masks[shift[axis]]
         atoms = others[inside]
         found_atoms.append(atoms)
         found_shifts.append(np.broadcast_to(np.array(shift, dtype=np.int32), (len(atoms), 3)))
