@@ -245,7 +245,7 @@ class StageRun:
                 # it is measured again from the same forces.
                 primed(self.runner.state)
             self._entered(before)
-            self._converged = self.runner.propagator.converged(self.runner.state)
+            self._converged = self.runner.judge()
             self._settle()
 
     def _prepared(self, waiting: Batch | None) -> Batch | None:
