@@ -204,6 +204,32 @@ def test_long_thin_systems_do_not_kill_the_process(shape: tuple[float, ...], per
     assert {(0, 1), (2, 3)} <= {(i, j) for i, j, s in pairs if s == (0, 0, 0)}
 
 
+@relaxed
+@given(seed=st.integers(0, 2**31), periodic=st.tuples(st.booleans(), st.booleans(), st.booleans()), along=st.booleans())
+def test_a_cell_is_completed_by_unit_vectors_normal_to_it(
+    seed: int, periodic: tuple[bool, bool, bool], along: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    cell = rng.normal(size=(3, 3)) * rng.uniform(0.1, 50.0, (3, 1))
+    if along:
+        cell = np.diag(cell.diagonal())[rng.permutation(3)]
+    pbc = np.array(periodic)
+    box = full_box(cell, pbc)
+    kept, made = box[pbc], box[~pbc]
+    assert np.array_equal(kept, cell[pbc])
+    assert made @ made.T == pytest.approx(np.eye(len(made)), abs=1e-12)
+    assert made @ kept.T == pytest.approx(np.zeros((len(made), len(kept))), abs=1e-6)
+    assert pbc.all() or np.linalg.det(box) > 0
+
+
+def test_axes_without_a_vector_are_the_cartesian_ones_where_they_can() -> None:
+    for k in range(3):
+        one, two = np.arange(3) == k, np.arange(3) != k
+        assert np.array_equal(full_box(np.diag(5.0 * one), one), np.diag(1 + 4.0 * one))
+        assert np.array_equal(full_box(np.diag(5.0 * two), two), np.diag(1 + 4.0 * two))
+    assert np.array_equal(full_box(np.zeros((3, 3)), np.array([False] * 3)), np.eye(3))
+
+
 def test_atoms_on_faces_edges_and_corners_are_there_once() -> None:
     edge = 6.0
     eps = np.nextafter(edge, 0)
