@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .partition import Frame
+from .frame import Frame
 
 _MOST = float(np.iinfo(np.int32).max)
 
