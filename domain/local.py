@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from .faults import Fault, MeshError
 from .ring import Ring
-from .transport import Fault, MeshError, wait_at
+from .transport import wait_at
 
 #: Seconds that a rank looks again and again for what it waits for, letting others run in between, before it sleeps.
 #: To be woken takes longer than most waits, and ranks that compute should stay on the cores they are on.

@@ -12,15 +12,15 @@ import os
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from .faults import Fault, MeshError, RankFailed, Thrown, text_of
 from .local import LocalTransport
-from .transport import Fault, GlooTransport, MeshError, NoTransport, RankFailed, Transport, same_host
+from .transport import GlooTransport, NoTransport, Transport, same_host
 
 Wire = Literal["auto", "gloo", "local"]
 
@@ -35,7 +35,8 @@ class Mesh:
     All methods that communicate are collective: every rank of the mesh calls them, in the same order. Whatever goes
     wrong between ranks (a peer died, did not answer within the timeout, or closed its mesh) surfaces as `MeshError`;
     after that the mesh is of no more use and every further call raises at once. What goes wrong on one rank reaches
-    the others through `guard` (or `fail`), and surfaces there as `RankFailed`, a MeshError with the original text.
+    the others through `guard` (or `fail`, or ``with mesh:``), and surfaces there as `RankFailed`, a MeshError with the
+    original text.
     """
 
     def __init__(
@@ -172,7 +173,8 @@ class Mesh:
     def __enter__(self) -> Mesh:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.guard().__exit__(kind, error, trace)
         self.close()
 
     def close(self) -> None:
@@ -187,7 +189,7 @@ class Mesh:
         """``with mesh.guard():`` what fails here on one rank reaches all.
 
         An error that leaves the block is told to the peers (see `fail`) and goes on. One that all ranks raise together
-        (from `broadcast_object`) just goes on, and leaves the mesh whole. Costs nothing to enter, and can be nested.
+        (from `broadcast_object`) just goes on, and leaves the mesh whole. Costs next to nothing; can be nested.
         """
         return self._guard
 
@@ -203,7 +205,7 @@ class Mesh:
         if isinstance(cause, MeshError):
             fault = Fault(str(cause), own=isinstance(cause, RankFailed))
         else:
-            fault = Fault(f"rank {self.rank} failed: {_text(cause)}", own=True)
+            fault = Fault(f"rank {self.rank} failed: {text_of(cause)}", own=True)
         self._broken = fault.error()
         self._transport.tell(fault)
         self.close()
@@ -388,7 +390,7 @@ class Mesh:
 
     def _broadcast_pickled(self, value: Any, src: int) -> Any:
         if self.rank == src:
-            message = _Thrown.of(value) if isinstance(value, Exception) else value
+            message = Thrown.of(value) if isinstance(value, Exception) else value
             payload = torch.frombuffer(bytearray(pickle.dumps(message, protocol=5)), dtype=torch.uint8)
             size = torch.tensor([payload.numel()], dtype=torch.int64)
             nothing = self._peers(lambda _: None)
@@ -401,16 +403,16 @@ class Mesh:
         payload = torch.empty(int(size), dtype=torch.uint8)
         self.swap(nothing, self._peers(lambda p: payload if p == src else None))
         received = pickle.loads(payload.numpy().data)
-        return received.copy() if isinstance(received, _Thrown) else received
+        return received.copy() if isinstance(received, Thrown) else received
 
 
 class Guard:
-    """See `Mesh.guard`. One for a mesh's life: it holds nothing."""
+    """See `Mesh.guard`."""
 
     __slots__ = ("_mesh",)
 
     def __init__(self, mesh: Mesh) -> None:
-        self._mesh = weakref.proxy(mesh)
+        self._mesh = mesh
 
     def __enter__(self) -> None:
         pass
@@ -421,41 +423,6 @@ class Guard:
         # A generator that is closed has not failed.
         if not isinstance(error, GeneratorExit) and error.__dict__.get(_COMMON) != self._mesh._name:
             self._mesh.fail(error)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # whatever a class of somebody else's raises when it is printed
-        return type(error).__name__
-
-
-@dataclass(frozen=True)
-class _Thrown:
-    """An exception on its way to other ranks: its text, and itself, pickled, if it can be."""
-
-    text: str
-    data: bytes | None
-
-    @classmethod
-    def of(cls, error: Exception) -> _Thrown:
-        text = _text(error)
-        try:
-            return cls(text, pickle.dumps(error, protocol=5))
-        except Exception:  # whatever a class of somebody else's raises: the text goes on its way without it
-            return cls(text, None)
-
-    def copy(self) -> Exception:
-        """The exception again. Its class may be unknown here, or want other arguments than it keeps."""
-        if self.data is None:
-            return RuntimeError(self.text)
-        try:
-            error = pickle.loads(self.data)
-        except Exception:  # as above
-            return RuntimeError(self.text)
-        # What came back may be something else: a class can say how it is pickled.
-        same = isinstance(error, Exception) and _text(error) == self.text
-        return error if same else RuntimeError(self.text)
 
 
 __all__ = ["Guard", "Mesh", "MeshError", "RankFailed"]

@@ -12,38 +12,13 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-
-class MeshError(RuntimeError):
-    """Ranks lost each other: a peer died, failed, closed its mesh, or did not answer within the timeout."""
-
-
-class RankFailed(MeshError):
-    """A peer failed with an error of its own, which it told: ``rank 3 failed: ValueError: what it said``."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Last words of a rank. `own`: whether an error of its own ended it, rather than the loss of a peer."""
-
-    text: str
-    own: bool
-
-    def pack(self) -> bytes:
-        return (b"!" if self.own else b"?") + self.text.encode(errors="replace")
-
-    @classmethod
-    def unpack(cls, words: bytes) -> Fault:
-        return cls(words[1:].decode(errors="replace"), words[:1] == b"!")
-
-    def error(self) -> MeshError:
-        return RankFailed(self.text) if self.own else MeshError(self.text)
+from .faults import Fault, MeshError
 
 
 class Transport(Protocol):
@@ -225,4 +200,4 @@ def wait_at(store: Any, key: str, timeout: float, rank: int) -> bytes:
         raise MeshError(f"rank {rank} waited {timeout:g} s for its peers at the store ({key}): {error}") from error
 
 
-__all__ = ["Fault", "GlooTransport", "MeshError", "NoTransport", "RankFailed", "Transport", "same_host", "wait_at"]
+__all__ = ["GlooTransport", "NoTransport", "Transport", "same_host", "wait_at"]

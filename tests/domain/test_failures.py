@@ -165,6 +165,22 @@ def test_errors_of_any_sort_are_told(ranks, wire, kind, name):
     assert told.startswith(f"rank 1 failed: {name}")
 
 
+def _scripted(mesh):
+    """What a script does: the mesh is a context, and its own code fails on one rank."""
+    with mesh:
+        if mesh.rank == 1:
+            raise ValueError("in the script")
+        mesh.barrier()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_mesh_that_is_left_with_an_error_tells_it(ranks, wire):
+    with pytest.raises(AssertionError) as caught:
+        ranks.run(_scripted, 3, wire=wire)
+    for rank in (0, 2):
+        assert f"rank {rank}: RankFailed: rank 1 failed: ValueError: in the script" in str(caught.value)
+
+
 def _common(mesh):
     for _ in range(2):
         with pytest.raises(ValueError, match="known to all"), mesh.guard(), mesh.guard():
