@@ -8,6 +8,7 @@ are added to their owners'. Either way has two halves, begin and finish, between
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from .features import Features
 from .mesh import Mesh
-from .refresh import images_of_ghosts, pack
+from .refresh import add_home, collect, images_of_ghosts, pack, unpack
 from .resident import Resident
 from .tables import Tables
 
@@ -67,14 +68,23 @@ class Exchange:
         self.outbox = torch.zeros(total, dtype=torch.float64, device=device)
         self.staging = self.outbox if device.type == "cpu" else torch.zeros(total, dtype=torch.float64)
         self.headers = [self.staging[b : b + self.n_systems].numpy() for b, _ in spans.values()]
-        self.heard = []
+        self.heard, places, at = [], [], 0
+        ghosts = {peer: _count(self.ghost_rows[peer]) for peer in spans}
+        self.inbox = torch.zeros(len(spans) * self.n_systems + 3 * sum(ghosts.values()), dtype=torch.float64)
         for peer, (begin, end) in spans.items():
             self.out[peer] = self.staging[begin:end]
-            ghosts = self.ghost_rows[peer]
-            assert ghosts is not None
-            into = torch.zeros(self.n_systems + 3 * len(ghosts), dtype=torch.float64)
-            self.into[peer] = into
-            self.heard.append(into[: self.n_systems].numpy())
+            size = self.n_systems + 3 * ghosts[peer]
+            self.into[peer] = self.inbox[at : at + size]
+            self.heard.append(self.inbox[at : at + self.n_systems].numpy())
+            places.append(at + self.n_systems + 3 * np.arange(ghosts[peer]))
+            at += size
+        self.ghosts, self.ghost_place = self._joined(self.ghost_rows), self._ints(places, ())
+        self.sent = self._joined(self.send_rows)
+        self._boxes: dict[int, _Boxes] = {}
+
+    def _joined(self, parts: Sequence[Tensor | None]) -> Tensor:
+        """The rows of all peers, one peer after another, int32."""
+        return self._ints([part.cpu().numpy() for part in parts if part is not None], ())
 
     def _index(self, parts: Sequence[np.ndarray]) -> Tensor:
         rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
@@ -98,10 +108,8 @@ class Exchange:
         self.mesh.finish()
         tables = self.tables
         y = tables.nb.positions
-        for rows, into in zip(self.ghost_rows, self.into, strict=True):
-            if rows is not None and into is not None and rows.shape[0]:
-                y.index_copy_(0, rows, into[self.n_systems :].view(-1, 3).to(y.device))
         if self.has_ghosts:
+            unpack(self.inbox.to(y.device), self.ghosts, self.ghost_place, y)
             images_of_ghosts(tables.n_nodes, cells, tables.system, tables.source, tables.net, y)
         for theirs in self.heard:
             header = np.maximum(header, theirs)
@@ -114,32 +122,49 @@ class Exchange:
             forces: float64, (n_nodes, 3). energies: (n_nodes,), or None if they are not folded.
         """
         columns = 3 if energies is None else 4
-        out: list[Tensor | None] = [None] * self.mesh.size
-        self._home: list[Tensor | None] = [None] * self.mesh.size
-        for peer, (ghosts, rows) in enumerate(zip(self.ghost_rows, self.send_rows, strict=True)):
-            if ghosts is not None and ghosts.shape[0]:
-                part = forces[ghosts]
-                if energies is not None:
-                    part = torch.cat([part, energies[ghosts].unsqueeze(1)], dim=1)
-                out[peer] = part.cpu()
-            if rows is not None and rows.shape[0]:
-                self._home[peer] = torch.empty((rows.shape[0], columns), dtype=torch.float64)
-        self.mesh.begin(out, self._home)
+        if columns not in self._boxes:
+            self._boxes[columns] = _Boxes.of(columns, self.ghost_rows, self.send_rows)
+        boxes = self._home = self._boxes[columns]
+        if forces.device.type == "cpu":
+            collect(self.ghosts, forces, energies, boxes.outbox)
+        else:
+            outbox = torch.empty(boxes.outbox.shape, dtype=torch.float64, device=forces.device)
+            collect(self.ghosts, forces, energies, outbox)
+            boxes.outbox.copy_(outbox)
+        self.mesh.begin(boxes.out, boxes.into)
 
     def finish_fold(self, forces: Tensor, energies: Tensor | None) -> None:
         """Add what has come home to owned rows of the very tensors given to `begin_fold`, in peer order."""
         self.mesh.finish()
-        for rows, part in zip(self.send_rows, self._home, strict=True):
-            if rows is not None and part is not None:
-                part = part.to(forces.device)
-                # index_add_ walks its index in order on the CPU; an atom seen twice by a peer gets both.
-                forces.index_add_(0, rows, part[:, :3])
-                if energies is not None:
-                    energies.index_add_(0, rows, part[:, 3])
+        add_home(self.sent, self._home.inbox.to(forces.device), forces, energies)
 
     def features(self) -> Features:
         """The exchange of features over the same plan."""
         return Features(self.mesh, self.tables.n_owned, self.send_rows, self.ghost_rows)
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """Where messages home are put together and arrive, for so many numbers a row; by peer, views of either."""
+
+    outbox: Tensor
+    inbox: Tensor
+    out: list[Tensor | None]
+    into: list[Tensor | None]
+
+    @classmethod
+    def of(cls, columns: int, leaving: Sequence[Tensor | None], coming: Sequence[Tensor | None]) -> _Boxes:
+        boxes = []
+        for rows in (leaving, coming):
+            counts = [columns * _count(part) for part in rows]
+            box = torch.zeros(sum(counts), dtype=torch.float64)
+            boxes.append((box, [part if part.numel() else None for part in box.split(counts)]))
+        (outbox, out), (inbox, into) = boxes
+        return cls(outbox, inbox, out, into)
+
+
+def _count(rows: Tensor | None) -> int:
+    return 0 if rows is None else rows.shape[0]
 
 
 __all__ = ["Exchange"]

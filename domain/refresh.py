@@ -155,6 +155,50 @@ def _pack(
         out[place[k] + axis] = x[axis]
 
 
+@wp.kernel(enable_backward=False)
+def _unpack(
+    inbox: wp.array(dtype=wp.float64),
+    rows: wp.array(dtype=wp.int32),
+    place: wp.array(dtype=wp.int32),
+    y: wp.array(dtype=wp.vec3d),
+):
+    k = wp.tid()
+    at = place[k]
+    y[rows[k]] = wp.vec3d(inbox[at], inbox[at + 1], inbox[at + 2])
+
+
+@wp.kernel(enable_backward=False)
+def _collect(
+    columns: wp.int32,
+    rows: wp.array(dtype=wp.int32),
+    forces: wp.array(dtype=wp.vec3d),
+    energies: wp.array(dtype=wp.float64),
+    out: wp.array(dtype=wp.float64),
+):
+    k = wp.tid()
+    f = forces[rows[k]]
+    for axis in range(3):
+        out[columns * k + axis] = f[axis]
+    if columns == 4:
+        out[columns * k + 3] = energies[rows[k]]
+
+
+@wp.kernel(enable_backward=False)
+def _add_home(
+    columns: wp.int32,
+    rows: wp.array(dtype=wp.int32),
+    inbox: wp.array(dtype=wp.float64),
+    forces: wp.array(dtype=wp.vec3d),
+    energies: wp.array(dtype=wp.float64),
+):
+    # On the CPU in order: an atom seen more than once gets everything, always in the same order.
+    k = wp.tid()
+    at = columns * k
+    forces[rows[k]] += wp.vec3d(inbox[at], inbox[at + 1], inbox[at + 2])
+    if columns == 4:
+        energies[rows[k]] += inbox[at + 3]
+
+
 def refresh(
     n_owned: int,
     positions: Tensor,
@@ -199,4 +243,19 @@ def pack(
     launch(_pack, source.shape[0], positions, cells, system, source, net, place, out)
 
 
-__all__ = ["ABSURD", "BROKEN", "images_of_ghosts", "pack", "refresh"]
+def unpack(inbox: Tensor, rows: Tensor, place: Tensor, y: Tensor) -> None:
+    """Positions out of a flat message buffer, where `place` says, into `rows` of y."""
+    launch(_unpack, rows.shape[0], inbox, rows, place, y)
+
+
+def collect(rows: Tensor, forces: Tensor, energies: Tensor | None, out: Tensor) -> None:
+    """Forces, and energies unless None, of `rows` into a flat message buffer, 3 or 4 numbers a row."""
+    launch(_collect, rows.shape[0], 3 if energies is None else 4, rows, forces, energies, out)
+
+
+def add_home(rows: Tensor, inbox: Tensor, forces: Tensor, energies: Tensor | None) -> None:
+    """What others have collected is added to `rows`."""
+    launch(_add_home, rows.shape[0], 3 if energies is None else 4, rows, inbox, forces, energies)
+
+
+__all__ = ["ABSURD", "BROKEN", "add_home", "collect", "images_of_ghosts", "pack", "refresh", "unpack"]
