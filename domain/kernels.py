@@ -356,7 +356,7 @@ def warm(device: str = "cpu", modules: Iterable[str] = ()) -> None:
 
     Args:
         device: where the kernels will run, "cpu" or "cuda:0".
-        modules: names of further Python modules with kernels, such as "mattermill.domain.rng".
+        modules: names of further Python modules with kernels, such as "mattermill.stages.integrators.verlet".
 
     Compiling everything takes some seconds per module the first time on a machine, milliseconds later. Warp keeps its
     cache in ~/.cache/warp/<version>, or where WARP_CACHE_PATH says; several ranks may compile at once.
@@ -365,8 +365,10 @@ def warm(device: str = "cpu", modules: Iterable[str] = ()) -> None:
 
     from .models.lj_kernels import all_pair_kernels
 
-    for name in modules:
+    own = [f"{__package__}.{name}" for name in ("kernels", "cell_kernels", "refresh", "rng")]
+    names = list(dict.fromkeys([*own, *modules]))
+    for name in names:
         import_module(name)
-    wanted = [wp.get_module(name) for name in (__name__, *modules)]
+    wanted = [wp.get_module(name) for name in names]
     wanted += [kernel.module for kernel in all_pair_kernels()]
     wp.force_load(device, wanted)

@@ -27,7 +27,7 @@ LOW_DISK_GIB = 5.0
 #: Seconds that a scheduler may take to answer.
 CONNECT_SECONDS = 10.0
 _PACKAGES = (
-    *("mattermill", "torch", "warp-lang", "numpy", "ase", "vesin", "nvalchemi-toolkit-ops"),
+    *("mattermill", "torch", "warp-lang", "numpy", "ase", "nvalchemi-toolkit-ops"),
     *("dask", "distributed", "xarray", "netCDF4", "bokeh"),
 )
 _EXTRAS = ("matplotlib", "dask-cuda", "sevenn", "mace-torch", "chgnet", "dask-jobqueue")

@@ -25,6 +25,7 @@ from .status import Status
 
 if TYPE_CHECKING:
     from ..domain.models.base import Model
+    from ..domain.strategy import Choice
     from .stage import Stage
 
 
@@ -42,7 +43,7 @@ class StageRun:
         reporter: keeps frames; used on the lead only.
         seed: the campaign's seed; noise is a function of it, the system, the stage's name, the atom and the step.
         max_atoms, max_systems: room aboard; None is no limit. A system larger than max_atoms goes alone.
-        hooks, skin, grid, split_atoms, memory: handed to `DomainParallel`. What does not fit into memory fails.
+        hooks, skin, grid, split_atoms, strategy, memory: handed to `DomainParallel`. Who does not fit in memory fails.
 
     Raises:
         ValueError: no model, or a limit below 1.
@@ -62,6 +63,7 @@ class StageRun:
         skin: float = 1.0,
         grid: Sequence[int] | None = None,
         split_atoms: int = 500,
+        strategy: Choice = "auto",
         memory: float | None = None,
     ) -> None:
         chosen = stage.model if stage.model is not None else model
@@ -79,6 +81,7 @@ class StageRun:
             hooks=hooks,
             grid=grid,
             split_atoms=split_atoms,
+            strategy=strategy,
             memory=memory,
         )
         self._recorder = Recorder(stage, self.runner, self.reporter)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..domain.mesh import Mesh
     from ..domain.models.base import Model
     from ..domain.reading import Structures
+    from ..domain.strategy import Choice
     from .reporter import Reporter
     from .stage import Stage
 
@@ -72,6 +73,8 @@ def simulate(
     skin: float = 1.0,
     grid: Sequence[int] | None = None,
     split_atoms: int = 500,
+    strategy: Choice = "auto",
+    memory: float | None = None,
 ) -> Batch:
     """Molecular dynamics of all these structures, `steps` of `dt` fs each; returns their final states.
 
@@ -84,12 +87,12 @@ def simulate(
         seed: of all noise.
         every: steps between frames that the reporter gets (`mattermill.stages.reporter.MemoryReporter()` keeps them).
         max_atoms: so many atoms at a time; the rest follows as others finish.
-        skin, grid, split_atoms: see `DomainParallel`.
+        skin, grid, split_atoms, strategy, memory: see `DomainParallel`.
 
     Each system's `status` and `reason` are in the batch's info; systems that failed are warned about as well.
     """
     stage = Simulation(ensemble=ensemble, steps=steps, dt=dt, every=every, draw=temperature)
-    options = {"hooks": hooks, "skin": skin, "grid": grid, "split_atoms": split_atoms}
+    options = _options(hooks, skin, grid, split_atoms, strategy, memory)
     return _run(stage, model, atoms, mesh, reporter, seed=seed, max_atoms=max_atoms, options=options)
 
 
@@ -107,8 +110,11 @@ def relax(
     every: int = 0,
     reporter: Reporter | None = None,
     max_atoms: int | None = None,
+    skin: float = 1.0,
     grid: Sequence[int] | None = None,
     split_atoms: int = 500,
+    strategy: Choice = "auto",
+    memory: float | None = None,
 ) -> Batch:
     """Relax all these structures; arguments as for `Relax`, the rest as for `simulate`.
 
@@ -117,8 +123,21 @@ def relax(
         `reason`.
     """
     stage = Relax(fmax=fmax, cell=cell, smax=smax, pressure=pressure, max_steps=max_steps, every=every, thermo_every=0)
-    options = {"hooks": hooks, "grid": grid, "split_atoms": split_atoms}
+    options = _options(hooks, skin, grid, split_atoms, strategy, memory)
     return _run(stage, model, atoms, mesh, reporter, seed=0, max_atoms=max_atoms, options=options)
+
+
+def _options(
+    hooks: Sequence[Any],
+    skin: float,
+    grid: Sequence[int] | None,
+    split_atoms: int,
+    strategy: Choice,
+    memory: float | None,
+) -> dict[str, Any]:
+    """What goes to the runner as it is."""
+    names = ("hooks", "skin", "grid", "split_atoms", "strategy", "memory")
+    return dict(zip(names, (hooks, skin, grid, split_atoms, strategy, memory), strict=True))
 
 
 def as_batch(atoms: Systems) -> Batch:
