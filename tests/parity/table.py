@@ -101,10 +101,24 @@ RANKS = (1, 2, 3, 4, 8)
 SYSTEMS = (1, 5)
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 
-#: Grids that are asked for, so that open axes are cut too; all others are chosen by the runner.
+#: Grids that are asked for, so that systems are divided that the runner would leave whole for their size, and open axes
+#: are cut too; they are reduced where domains would be too thin. What is not here is chosen by the runner.
 GRIDS = {
+    ("cubic", 2): (2, 1, 1),
+    ("cubic", 3): (3, 1, 1),
+    ("cubic", 8): (2, 2, 2),
+    ("triclinic", 2): (2, 1, 1),
+    ("triclinic", 4): (2, 1, 2),
+    ("triclinic", 8): (2, 2, 2),
+    ("skewed", 2): (1, 1, 2),
+    ("skewed", 3): (1, 1, 3),
+    ("skewed", 4): (1, 2, 2),
+    ("slab", 2): (2, 1, 1),
     ("slab", 3): (1, 1, 3),
+    ("slab", 4): (2, 2, 1),
     ("slab", 8): (2, 2, 2),
+    ("wire", 2): (1, 1, 2),
+    ("wire", 3): (1, 1, 3),
     ("wire", 4): (2, 1, 2),
     ("wire", 8): (1, 1, 8),
     ("cluster", 2): (2, 1, 1),
