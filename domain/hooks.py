@@ -116,9 +116,31 @@ class HookSet:
         self._at: dict[Point, list[Hook]] = {}
         for hook in self.hooks:
             self._at.setdefault(Point(hook.point), []).append(hook)
+        self._look_before_moves()
         self._eager = [h for h in self.hooks if (h.energy or h.stress) and h.point is not Point.ON_CONVERGE]
         # The step in which each system was last seen converged.
         self._seen: dict[str, int] = {}
+
+    def _look_before_moves(self) -> None:
+        """A local hook may move atoms before the step: who wants energies there sees them first.
+
+        Raises:
+            ValueError: if it could not.
+        """
+        for point in _BEFORE:
+            self._at.get(point, []).sort(key=lambda h: not (h.energy or h.stress))
+        first, second = (self._at.get(point, ()) for point in _BEFORE)
+        movers = any(h.scope == Scope.LOCAL and not (h.energy or h.stress) for h in first)
+        if movers and any(h.energy or h.stress for h in second):
+            raise ValueError(
+                "a hook with energy or stress at before_pre_update must not follow a local hook at before_step, which "
+                "may have moved atoms: give it the point before_step, where it runs first"
+            )
+
+    def forget(self, ids: Sequence[str]) -> None:
+        """Systems that have left: if they come again, they converge anew."""
+        for system_id in ids:
+            self._seen.pop(system_id, None)
 
     def shared(self) -> str:
         """What all ranks must have alike: hooks that gather, or have energies computed, in one line."""

@@ -110,14 +110,16 @@ def divide(
     split_atoms: int = 500,
     grid: Sequence[int] | None = None,
     ghost_work: float = GHOST_WORK,
+    vacuum: float = 0.0,
 ) -> Division:
     """Choose the grid of one system, with faces of the cell moved into its vacuum.
 
     Args:
         frame: of its cell, `Frame.of`. positions: (n, 3), Å, anywhere. The rest: see `grid_for`.
+        vacuum: Å; less than this (or than reach) between atoms is no vacuum.
     """
     fractional, image = frame.wrap(positions)
-    clear = frame.clear_of(fractional, reach)
+    clear = frame.clear_of(fractional, max(reach, vacuum))
     if clear is not frame:
         moved = clear.wrap(positions)
         cut = grid_for(clear, moved[0], size, reach, split_atoms=split_atoms, grid=grid, ghost_work=ghost_work)

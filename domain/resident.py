@@ -122,7 +122,7 @@ def lay_out(resident: Resident, reference: np.ndarray, cell: np.ndarray, splitti
         done = divide(
             frame, reference, splitting.size, splitting.reach,
             split_atoms=splitting.split_atoms, grid=resident.forced or splitting.grid,
-            ghost_work=splitting.strategy.ghost_work,
+            ghost_work=splitting.strategy.ghost_work, vacuum=splitting.strategy.cutoff + splitting.strategy.skin,
         )  # fmt: skip
     else:
         done = Division(frame, WHOLE, *frame.wrap(reference))

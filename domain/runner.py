@@ -15,7 +15,8 @@ from .batch import Batch
 from .hooks import Hook, HookSet, Point
 from .memory import Budget, allowance
 from .mesh import Mesh
-from .models.base import Model, ModelOutput, Phases
+from .models.base import Model, ModelOutput
+from .models.computing import Computing
 from .partition import check_grid
 from .resident import Splitting
 from .state import Propagator, State
@@ -102,6 +103,11 @@ class DomainParallel:
             wanted = (self._want[0], self._want[1] or self.propagator.needs_stress)
             self._want = (False, False)
             self._compute(*wanted)
+            primed = getattr(self.propagator, "primed", None)
+            if primed is not None:
+                # What an optimizer measures from forces must be there for those who have just come; for the others
+                # it is measured again from the same forces.
+                primed(self.state)
 
     def agree(self) -> None:
         """Make sure that all ranks were given the same, and how much memory there is; admission does so by itself.
@@ -111,7 +117,6 @@ class DomainParallel:
         """
         if self._agreed:
             return
-        self._agreed = True
         splitting, propagator = self._aboard.splitting, self.propagator
         if self.mesh.size > 1:
             agree(self.mesh, "hooks of scope global or lead, or with energy or stress,", self._hooks.shared())
@@ -130,6 +135,7 @@ class DomainParallel:
             )
         allowed = allowance(self.mesh, self._memory)
         self._aboard.budget = Budget(self.model, self.strategy, self.mesh.size, splitting.grid, allowed)
+        self._agreed = True
 
     def too_large(self, batch: Batch) -> dict[str, str]:
         """By id, why systems do not fit into the memory there is, however they are divided.
@@ -156,6 +162,7 @@ class DomainParallel:
         with self.mesh.guard():
             whole = self.gather(ids)
             self._aboard.drop(ids)
+            self._hooks.forget(ids)
             self._sync()
             return whole
 
@@ -294,48 +301,37 @@ class DomainParallel:
         """
         aboard = self._aboard
         sound = aboard.begin()
-        phases: Phases | None = None
+        begun: Computing | None = None
         # A hook before the computing wants to find everything in place.
         if sound and aboard.exchange is not None and not (step and self._hooks.at(Point.BEFORE_COMPUTE)):
-            phases = self._begun(energy, stress)
+            begun = self._begun(energy, stress)
         if not aboard.finish():
             self._sync()
-            if phases is not None:
-                phases.close()
-                phases = None
+            if begun is not None:
+                begun.close()
+                begun = None
         if step:
             self._call(Point.BEFORE_COMPUTE, step)
-        out = self._finished(self._begun(energy, stress) if phases is None else phases, energy)
+        out = self._finished(begun or self._begun(energy, stress), energy)
         self.state.batch.atoms["forces"] = out.forces[: aboard.tables.n_owned]
         self._has = (energy, stress)
         if energy or stress:
             self._sum_up(out, energy, stress)
 
-    def _begun(self, energy: bool, stress: bool) -> Phases:
-        phases = self.model.phases(self._aboard.tables.nb, energy=energy, stress=stress)
-        next(phases)
-        return phases
+    def _begun(self, energy: bool, stress: bool) -> Computing:
+        nb = self._aboard.tables.nb
+        return Computing(self.model, nb, self.strategy.folds, energy=energy, stress=stress)
 
-    def _finished(self, phases: Phases, energy: bool) -> ModelOutput:
+    def _finished(self, computing: Computing, energy: bool) -> ModelOutput:
         """The rest of the phases; what stands on ghosts goes home while the last of them computes."""
-        exchange, strategy = self._aboard.exchange, self.strategy
-        so_far = next(phases)
-        assert so_far is not None, "a model's second yield hands out its output"
-        fold = exchange is not None and self._aboard.any_halo and strategy.folds
-        energies = so_far.energies if energy and strategy.folds_energies else None
-        if fold:
-            assert exchange is not None
-            exchange.begin_fold(so_far.forces, energies)
-        try:
-            next(phases)
-        except StopIteration as end:
-            out: ModelOutput = end.value
-        else:
-            raise RuntimeError("a model's phases must yield twice")
-        if fold:
-            assert exchange is not None
-            assert out.forces is so_far.forces, "a model goes on with the tensors it has handed out"
-            exchange.finish_fold(out.forces, energies)
+        exchange = self._aboard.exchange if self._aboard.any_halo and self.strategy.folds else None
+        so_far = computing.middle()
+        energies = so_far.energies if energy and self.strategy.folds_energies else None
+        if exchange is None:
+            return computing.end()
+        exchange.begin_fold(so_far.forces, energies)
+        out = computing.end()
+        exchange.finish_fold(out.forces, energies)
         return out
 
     def _sum_up(self, out: ModelOutput, energy: bool, stress: bool) -> None:
@@ -346,7 +342,7 @@ class DomainParallel:
         if energy:
             from .kernels import segment_sum
 
-            assert out.energies is not None
+            assert out.energies is not None  # `Computing` has looked
             batch.atoms["energies"] = out.energies[: self._aboard.tables.n_owned]
             parts[:, 0] = segment_sum(batch.energies, state.ptr)
         if stress:

@@ -60,7 +60,11 @@ class State:
 
 
 class Propagator(Protocol):
-    """An integrator or an optimizer: what moves atoms. Its memory lives in fields of the batch."""
+    """An integrator or an optimizer: what moves atoms. Its memory lives in fields of the batch.
+
+    One that judges by forces may also have `primed(state)`, collective: called when systems have come aboard and their
+    forces are there, so that `converged` has something to judge before the first step.
+    """
 
     @property
     def needs_stress(self) -> bool:

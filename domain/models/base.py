@@ -32,6 +32,10 @@ class ModelOutput:
     virial: Tensor | None = None
 
 
+class ModelError(RuntimeError):
+    """A model that does not keep to what `Model` says."""
+
+
 Phases = Generator[ModelOutput | None, None, ModelOutput]
 
 
