@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import socket
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 import torch
 
 from .arrangement import Arranger, Dims, possible
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .strategy import Strategy
 
 GIB = float(2**30)
-# Of what a device has free so much is planned with; and below so much nobody is refused for want of memory, unless the
+# Of what a device has so much is planned with; and below so much nobody is refused for want of memory, unless the
 # caller set the limit.
 _SHARE, _FLOOR = 0.8, 0.25 * GIB
 # More neighbours than this has no atom within any reach in use: for a bound that costs nothing.
@@ -260,24 +261,63 @@ class Budget:
 
 
 def allowance(mesh: Mesh, memory: float | None) -> float:
-    """Bytes a rank may use: what the caller says, else a share of what the device of the worst-off rank has free.
+    """Bytes a rank may use for any one system: what the caller says, else a share of what the worst-off rank can have.
 
-    Collective, unless the caller says.
+    That is its part of the device, or of the host and of its control group (a container's or a batch job's limit),
+    whichever is less. What happens to be free does not matter: it would make grids, and so bits, depend on the hour,
+    and fail for good what would fit a minute later. Collective, unless the caller says.
     """
     if memory is not None:
         return float(memory)
-    here = zlib.crc32(socket.gethostname().encode())
-    if mesh.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(mesh.device)
-        # What torch has reserved and does not use is free, too. Ranks that share a device share it by its name.
-        free += torch.cuda.memory_reserved(mesh.device) - torch.cuda.memory_allocated(mesh.device)
-        here = zlib.crc32(str(torch.cuda.get_device_properties(mesh.device).uuid).encode(), here)
-    else:
-        free = psutil.virtual_memory().available
-    mine = torch.tensor([[float(here), float(free)]], dtype=torch.float64)
+    mine = torch.tensor([[float(number) for place in _places(mesh.device) for number in place]], dtype=torch.float64)
     every = torch.cat(mesh.all_gather_rows(mine)) if mesh.size > 1 else mine
-    neighbours = (every[:, :1] == every[:, 0]).sum(dim=1)
-    return max(_FLOOR, _SHARE * float((every[:, 1] / neighbours).min()))
+    shares = []
+    for place, total in (every[:, :2].unbind(1), every[:, 2:].unbind(1)):
+        sharing = (place[:, None] == place).sum(dim=1)
+        shares.append(float((total / sharing).min()))
+    return max(_FLOOR, _SHARE * min(shares))
+
+
+def _places(device: torch.device) -> tuple[tuple[int, float], tuple[int, float]]:
+    """Where this rank's memory is, as a number that ranks at the same place share, and bytes there in all: of the
+    device or host, and of what limits this process in particular."""
+    host = zlib.crc32(socket.gethostname().encode())
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        # Ranks that share a device share it by its name.
+        return (zlib.crc32(str(properties.uuid).encode(), host), float(properties.total_memory)), (host, math.inf)
+    import psutil
+
+    group, limit = min(_limits(), key=lambda one: one[1], default=("", math.inf))
+    return (host, float(psutil.virtual_memory().total)), (zlib.crc32(group.encode(), host), limit)
+
+
+def _limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[str, float]]:
+    """Control groups of this process that limit its memory, and to how many bytes: version 1 and 2, parents included.
+
+    Where the container's own view starts at its group, the path of the process may not exist; the root does.
+    """
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return  # not Linux
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = Path(path)
+        for parent in (group, *group.parents):
+            file = base / parent.relative_to("/") / name
+            try:
+                text = file.read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit():  # "max" is no limit
+                yield str(file), float(text)
 
 
 def why_not(need: Need, allowed: float, strategy: Strategy, refreshes: bool) -> str:

@@ -16,7 +16,7 @@ from message_passing import MessagePassing
 
 import mattermill as mm
 from mattermill.domain.batch import Batch
-from mattermill.domain.memory import GIB, Budget, Crowd, Footprint, allowance, fitting, need_of, ranks_needed
+from mattermill.domain.memory import GIB, Budget, Crowd, Footprint, _limits, allowance, fitting, need_of, ranks_needed
 from mattermill.domain.mesh import Mesh
 from mattermill.domain.migrate import row_bytes
 from mattermill.domain.partition import WHOLE, Frame, grid_for
@@ -313,8 +313,29 @@ def test_ranks_of_one_host_share_what_it_has(ranks):
     both = ranks.run(_allowances, 2)
     assert both[0] == both[1]
     assert both[0][1] == 5.0
-    assert both[0][0] == pytest.approx(alone / 2, rel=0.2)
+    assert both[0][0] == alone / 2, "what happens to be free must not matter"
     assert 0.25 * GIB <= alone <= psutil.virtual_memory().total
+
+
+def test_the_limit_of_a_control_group_counts(tmp_path, monkeypatch):
+    """Version 2 with a limit further up, version 1, and none at all."""
+    (tmp_path / "job" / "task").mkdir(parents=True)
+    (tmp_path / "job" / "memory.max").write_text("2147483648\n")
+    (tmp_path / "job" / "task" / "memory.max").write_text("max\n")
+    (tmp_path / "memory" / "box").mkdir(parents=True)
+    (tmp_path / "memory" / "box" / "memory.limit_in_bytes").write_text("1073741824\n")
+    proc = tmp_path / "cgroup"
+
+    def found(text):
+        proc.write_text(text)
+        return [limit for _, limit in _limits(proc, tmp_path)]
+
+    assert found("0::/job/task\n") == [2 * GIB]
+    assert found("9:name=systemd:/\n4:cpu,memory:/box\n3:cpuset:/job\n0::/\n") == [GIB]
+    assert found("0::/elsewhere\n") == []
+    assert list(_limits(tmp_path / "none", tmp_path)) == []
+    monkeypatch.setattr("mattermill.domain.memory._limits", lambda: iter([("/job", GIB), ("/", 3 * GIB)]))
+    assert allowance(Mesh.single(), None) == 0.8 * GIB
 
 
 def test_memory_must_be_a_number_of_bytes():
