@@ -70,6 +70,9 @@ class Aboard:
             resident.owners = ranks[layout.domains]
             build_lists(resident, layout, self.splitting, self.mesh.rank)
             loads.add(resident.cost, resident.owners)
+        if "memory_grid" in whole or any(resident.forced is not None for resident in arrivals):
+            grids = torch.tensor([r.forced or (0, 0, 0) for r in arrivals], dtype=torch.int32, device=whole.device)
+            whole = whole.with_fields(systems={"memory_grid": grids})
         mine = keep_rows(whole, arrivals, self.mesh.rank)
         self.batch = Batch.concat([self.batch, mine])
         self.residents += arrivals
@@ -79,14 +82,17 @@ class Aboard:
     def _arriving(self, whole: Batch, s: int, resident: Resident) -> Layout:
         """Where the atoms of an arrival belong, so that they fit into memory; sets its cost.
 
+        A system that was divided for memory before, and may be so here, goes on with the grid it had.
+
         Raises:
             ValueError: it does not fit, however it is divided.
         """
         span = slice(int(whole.ptr[s]), int(whole.ptr[s + 1]))
         reference = whole.reference[span].cpu().numpy()[resident.order]
         cell = whole.reference_cell[s].cpu().numpy()
-        layout = lay_out(resident, reference, cell, self.splitting)
-        if self.budget is not None:
+        kept = self._kept(whole, s, resident, reference, cell)
+        layout = lay_out(resident, reference, cell, self.splitting) if kept is None else kept
+        if self.budget is not None and kept is None:
             dims = self.budget.grid(layout.frame, layout.fractional, row_bytes(whole.atoms), layout.grid)
             if dims is not None:
                 resident.forced, resident.divisible = dims, dims != (1, 1, 1)
@@ -96,6 +102,24 @@ class Aboard:
             near = mean_neighbors(layout.frame, layout.fractional, strategy.cutoff + strategy.skin)
             resident.cost = cost_of(resident.n_atoms, near)
         return layout
+
+    def _kept(self, whole: Batch, s: int, resident: Resident, reference: np.ndarray, cell: np.ndarray) -> Layout | None:
+        """The layout on the grid that was chosen for memory before; None if there was none, or it is none for here."""
+        if "memory_grid" not in whole or self.splitting.grid is not None:
+            return None
+        x, y, z = whole.memory_grid[s].tolist()
+        if min(x, y, z) < 1 or x * y * z > self.mesh.size:
+            return None
+        chosen_freely = resident.divisible
+        resident.forced, resident.divisible = (x, y, z), (x, y, z) != (1, 1, 1)
+        layout = lay_out(resident, reference, cell, self.splitting)
+        if layout.grid.dims == (x, y, z) and (
+            self.budget is None
+            or self.budget.bears(layout.frame, layout.fractional, row_bytes(whole.atoms), layout.grid)
+        ):
+            return layout
+        resident.forced, resident.divisible = None, chosen_freely
+        return None
 
     def too_large(self, batch: Batch) -> dict[str, str]:
         """By id, why systems do not fit into the memory there is, however they are divided. Not collective."""

@@ -20,6 +20,7 @@ import torch
 
 from .arrangement import Arranger, Dims, possible
 from .density import mean_neighbors
+from .fields import declare_own_field
 from .frame import SAMPLE, Frame, sample
 from .halo import Sight, ghosts, receiving, sight_of
 from .partition import WHOLE, RankGrid, grid_for
@@ -33,8 +34,15 @@ GIB = float(2**30)
 # Of what a device has so much is planned with; and below so much nobody is refused for want of memory, unless the
 # caller set the limit.
 _SHARE, _FLOOR = 0.8, 0.25 * GIB
+# A grid that was chosen for memory is kept up to so much more: atoms have moved since, and predictions with them.
+_SLACK = 1.1
 # More neighbours than this has no atom within any reach in use: for a bound that costs nothing.
 _CROWDED = 1000.0
+
+
+# Domains per axis that were chosen for want of memory when the system came aboard; zeros: none were. It goes on with
+# the same ones elsewhere, to the last bit, as long as they are possible there.
+declare_own_field("memory_grid", "system", (3,), dtype=torch.int32, fill=0)
 
 
 @dataclass(frozen=True)
@@ -258,6 +266,12 @@ class Budget:
             if dims is not None:
                 return dims
         raise ValueError(why_not(need, self.allowed, self.strategy, self.model.refreshes))
+
+    def bears(self, frame: Frame, fractional: np.ndarray, row_bytes: int, kept: RankGrid) -> bool:
+        """Whether a system may keep a grid that was chosen for want of memory before."""
+        crowd = Crowd.of(frame, fractional, self.strategy)
+        footprint = Footprint.of(self.model, self.strategy, row_bytes)
+        return need_of(crowd, kept, self.strategy, footprint).bytes <= _SLACK * self.allowed
 
 
 def allowance(mesh: Mesh, memory: float | None) -> float:

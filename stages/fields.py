@@ -11,7 +11,7 @@ from ..domain.batch import Batch
 from ..domain.fields import declare_own_field
 
 #: Fields of a visit in progress: not handed to the next stage.
-VISIT_FIELDS: set[str] = {"reference", "reference_cell"}
+VISIT_FIELDS: set[str] = {"reference", "reference_cell", "memory_grid"}
 
 
 def visit_field(

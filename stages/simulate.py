@@ -53,7 +53,7 @@ def evaluate(model: Model, atoms: Systems, *, mesh: Mesh | None = None) -> Batch
         runner.admit(batch if mesh.is_lead else None)
         whole = runner.gather()
     result: Batch = mesh.broadcast_object(whole)
-    return result.without(["reference", "reference_cell"])
+    return result.without(["reference", "reference_cell", "memory_grid"])
 
 
 def simulate(

@@ -304,6 +304,32 @@ def test_a_system_is_divided_so_that_it_fits(ranks):
     assert torch.allclose(parts[0][3].positions, whole[0][3].positions, rtol=0, atol=1e-9)
 
 
+def _resumed(mesh, state, memory, steps):
+    """Goes on from a state, or begins; grid and whole state after so many steps."""
+    with DomainParallel(
+        MODELS["pairs"](), VelocityVerlet(), mesh, skin=1.0, memory=memory, split_atoms=10_000
+    ) as runner:
+        runner.admit(state if mesh.is_lead else None)
+        runner.run(steps)
+        return runner.grids["argon"], runner.gather()
+
+
+def test_a_system_divided_for_memory_goes_on_so_where_there_is_plenty(ranks):
+    start = _argon((10, 10, 10), speed=0.01)
+    through = ranks.run(_resumed, 4, start, 1.6 * 2**20, 25)[0]
+    half = ranks.run(_resumed, 4, start, 1.6 * 2**20, 12)[0]
+    resumed = ranks.run(_resumed, 4, half[1], None, 13)[0]
+    assert np.prod(through[0]) >= 2
+    assert resumed[0] == half[0] == through[0]
+    assert half[1].memory_grid.tolist() == [list(half[0])]
+    for name in ("positions", "velocities", "forces"):
+        assert torch.equal(getattr(resumed[1], name), getattr(through[1], name)), name
+    # Where that grid is none, another is chosen, and nothing is carried on that is not so.
+    alone = ranks.run(_resumed, 1, half[1], None, 1)[0]
+    assert alone[0] == (1, 1, 1)
+    assert alone[1].memory_grid.tolist() == [[0, 0, 0]]
+
+
 def _allowances(mesh):
     return allowance(mesh, None), allowance(mesh, 5.0)
 
