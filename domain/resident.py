@@ -144,7 +144,7 @@ def build_lists(resident: Resident, layout: Layout, splitting: Splitting, rank: 
     grid, box = layout.grid, layout.frame.box
     ranks = resident.domain_ranks(grid.n_domains)
     held = resident.held(rank)
-    if rank == 0 and resident.divisible:
+    if rank == 0 and (resident.divisible or resident.forced is not None):
         _say(resident, layout, splitting)
     resident.grid, resident.image = grid, layout.image[held]
     strategy = splitting.strategy
@@ -167,7 +167,8 @@ def _say(resident: Resident, layout: Layout, splitting: Splitting) -> None:
     wanted, dims = splitting.wanted(resident.n_atoms), layout.grid.dims
     news, level = "", logging.INFO
     if resident.forced is not None:
-        news = f"is divided {resident.forced}, or it would not have fitted into memory"
+        how = f"is divided {dims}" if resident.divisible else "stays whole"
+        news = f"{how} so that it fits into memory"
     elif layout.grid.n_domains < wanted:
         news = f"uses {layout.grid.n_domains} of {wanted} ranks, grid {dims}"
         level = logging.INFO if splitting.grid is None else logging.WARNING

@@ -32,7 +32,7 @@ def _said(caplog, cell, n, size, reach, grid=None, forced=None, ghosts=False):
     splitting = Splitting(size, strategy, 100, grid)
     resident = Resident(
         "argon", np.arange(n), np.full(n, 18, dtype=np.int32), np.ones(3, dtype=bool), np.arange(n),
-        tuple(range(size)), splitting.divisible(n), np.zeros(n, dtype=np.int32), forced=forced,
+        tuple(range(size)), splitting.divisible(n) and forced != (1, 1, 1), np.zeros(n, dtype=np.int32), forced=forced,
     )  # fmt: skip
     with caplog.at_level(logging.INFO, logger="mattermill"):
         for _ in range(2):
@@ -66,7 +66,14 @@ def test_the_log_says_that_more_would_not_pay(caplog):
 
 def test_the_log_says_that_memory_decided(caplog):
     assert _said(caplog, 40.0 * EYE, 900, 8, 6.6, forced=(2, 1, 1)) == [
-        ("INFO", "system 'argon' is divided (2, 1, 1), or it would not have fitted into memory")
+        ("INFO", "system 'argon' is divided (2, 1, 1) so that it fits into memory")
+    ]
+
+
+def test_a_system_that_stays_whole_for_memory_is_told(caplog):
+    """Two ranks would do less work each, if what they see of each other fitted."""
+    assert _said(caplog, 30.0 * EYE, 400, 2, 6.6, forced=(1, 1, 1)) == [
+        ("INFO", "system 'argon' stays whole so that it fits into memory")
     ]
 
 
