@@ -122,17 +122,26 @@ class Aboard:
         return None
 
     def too_large(self, batch: Batch) -> dict[str, str]:
-        """By id, why systems do not fit into the memory there is, however they are divided. Not collective."""
+        """By id, why systems do not fit into the memory there is, however they are divided. Not collective.
+
+        Each is judged as if it were alone: who else is aboard or comes along does not count.
+        """
         if self.budget is None or not batch:
             return {}
         size = row_bytes(complete(batch.select([0])).atoms)
         cells, pbc = batch.cell.cpu().numpy(), batch.pbc.cpu().numpy()
-        ample = [self.budget.is_ample(Frame.of(cells[s], pbc[s]), int(n), size) for s, n in enumerate(batch.counts)]
-        doubtful = complete(batch.select(np.flatnonzero(~np.array(ample))))
         reasons: dict[str, str] = {}
-        for s, system_id in enumerate(doubtful.ids):
+        doubtful = []
+        for s, system_id in enumerate(batch.ids):
             try:
-                self._arriving(doubtful, s, new_resident(doubtful, s, self.splitting))
+                if not self.budget.is_ample(Frame.of(cells[s], pbc[s]), int(batch.counts[s]), size):
+                    doubtful.append(s)
+            except ValueError as error:  # a cell that is none: the fault of this system alone
+                reasons[system_id] = str(error)
+        rest = complete(batch.select(doubtful))
+        for s, system_id in enumerate(rest.ids):
+            try:
+                self._arriving(rest, s, new_resident(rest, s, self.splitting))
             except ValueError as error:
                 reasons[system_id] = str(error)
         return reasons

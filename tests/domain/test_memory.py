@@ -283,6 +283,17 @@ def test_a_system_that_does_not_fit_is_refused_on_all_ranks(ranks, size):
         assert ids == ("small",)
 
 
+def test_a_cell_that_is_none_fails_one_system():
+    """Size is asked of systems that nobody has checked since they were under way."""
+    flat = _argon((3, 3, 3)).with_ids(["flat"])
+    flat.cell[0, 0] = 0.0
+    with DomainParallel(MODELS["pairs"](), VelocityVerlet(), skin=1.0, memory=1.5 * 2**20) as runner:
+        runner.agree()
+        reasons = runner.too_large(Batch.concat([flat, _argon((12, 12, 12)), _argon((3, 3, 3)).with_ids(["small"])]))
+    assert sorted(reasons) == ["argon", "flat"]
+    assert "lattice vectors" in reasons["flat"]
+
+
 def _divided_for_memory(mesh, memory):
     """So few atoms that they would stay together, if there were room."""
     with DomainParallel(
