@@ -55,7 +55,7 @@ class Inbox:
         """Take these systems in; collective. Returns (id, reason, atoms) of those refused; on the lead their states.
 
         Systems in the middle of a visit have passed the checks before, but for that of their size: memory may be less
-        here. `too_large` says by id what does not fit, and why; it is asked on the lead, of systems that are sound.
+        here. `too_large` says by id what does not fit, and why; it is asked on the lead, of each system by itself.
         """
         told: tuple[list[Refused], dict[str, int]] | Exception | None = None
         states: dict[str, Batch] = {}
@@ -85,9 +85,9 @@ class Inbox:
         fresh = batch.select(np.flatnonzero(~is_under_way(batch, key)))
         try:
             reasons = reasons_to_refuse(fresh, stage, model)
+            reasons |= too_large(batch.select([s for s, i in enumerate(batch.ids) if i not in reasons]))
         except Exception as error:  # a stage of the user's own may raise anything: every rank is told
             return error
-        reasons |= too_large(batch.select([s for s, i in enumerate(batch.ids) if i not in reasons]))
         refused = [(i, reason, sizes.pop(i)) for i, reason in reasons.items()]
         return refused, sizes
 
@@ -105,13 +105,15 @@ class Inbox:
             n_systems, n_atoms = n_systems + 1, n_atoms + size
         return chosen
 
-    def pop(self, ids: Sequence[str]) -> Batch | None:
-        """These leave the inbox; their states on the lead, None elsewhere."""
+    def look(self, ids: Sequence[str]) -> Batch | None:
+        """The states of these, which wait on; on the lead, None elsewhere."""
+        return Batch.concat([self._states[i] for i in ids]) if self.mesh.is_lead else None
+
+    def drop(self, ids: Sequence[str]) -> None:
+        """These have left the inbox."""
         for system_id in ids:
             del self._sizes[system_id]
-        if not self.mesh.is_lead:
-            return None
-        return Batch.concat([self._states.pop(i) for i in ids])
+            self._states.pop(system_id, None)
 
 
 __all__ = ["Inbox", "Refused"]

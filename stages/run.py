@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..domain.mesh import Mesh
 from ..domain.runner import DomainParallel
 from .ensembles import require_count
 from .fields import without_visit
-from .inbox import Inbox
+from .inbox import Inbox, Refused
 from .intake import begin, is_under_way
 from .pace import Pace
 from .reporter import NoReporter, Outcome, Reporter, SegmentReport
@@ -43,7 +43,8 @@ class StageRun:
         reporter: keeps frames; used on the lead only.
         seed: the campaign's seed; noise is a function of it, the system, the stage's name, the atom and the step.
         max_atoms, max_systems: room aboard; None is no limit. A system larger than max_atoms goes alone.
-        hooks, skin, grid, split_atoms, strategy, memory: handed to `DomainParallel`. Who does not fit in memory fails.
+        hooks, skin, grid, split_atoms, strategy, memory: handed to `DomainParallel`. Who does not fit in memory fails;
+            each system is judged as if it were alone: how many go side by side, max_atoms says.
 
     Raises:
         ValueError: no model, or a limit below 1.
@@ -87,6 +88,9 @@ class StageRun:
         self._recorder = Recorder(stage, self.runner, self.reporter)
         self._inbox = Inbox(self.mesh, max_atoms, max_systems)
         self._key = visit_key(stage.name)
+        # What each rank acts on without asking the others. A stage of the user's own may be no value.
+        spec = stage if is_dataclass(stage) else type(stage).__name__
+        self._settings = {"the stage": spec, "seed": seed, "max_atoms": max_atoms, "max_systems": max_systems}
         # Of the systems aboard, in the runner's order, alike on every rank: steps of the visit, atoms, seconds.
         self._steps = np.zeros(0, dtype=np.int64)
         self._atoms = np.zeros(0, dtype=np.int64)
@@ -108,10 +112,14 @@ class StageRun:
             ValueError: on every rank, if an id is aboard or waiting already.
         """
         with self.mesh.guard():
-            self.runner.agree()
+            self.runner.agree(self._settings)
             refused, states = self._inbox.put(
                 batch, self.stage, self.model, self._key, self.runner.ids, self.runner.too_large
             )
+        self._refuse(refused, states)
+
+    def _refuse(self, refused: Sequence[Refused], states: Batch) -> None:
+        """Who may not board has failed; on the lead with the state it came in."""
         for system_id, reason, n_atoms in refused:
             self._report.outcomes.append(Outcome(system_id, Status.failed, reason, 0, n_atoms))
         self._failed.append(states)
@@ -237,23 +245,30 @@ class StageRun:
     def _board(self) -> None:
         """Take in who fits, until nobody does; a visit that is over at its first step makes room at once."""
         while ids := self._inbox.next(self._atoms):
-            waiting = self._inbox.pop(ids)
+            waiting = self._inbox.look(ids)
+            ready, refused = self._prepared(waiting)
+            if refused:
+                gone = [i for i, _, _ in refused]
+                self._refuse(refused, Batch.empty() if waiting is None else waiting.select(gone))
+                self._inbox.drop(gone)
+            if len(refused) == len(ids):
+                continue
             before = self.runner.ids
             if self.stage.thermo_every > 0 or self.stage.frames_every > 0:
                 self.runner.want(energy=True, stress=True)
-            self.runner.admit(self._prepared(waiting))
-            primed = getattr(self.runner.propagator, "primed", None)
-            if primed is not None:
-                # What an optimizer measures from forces must be there for those who have just come; for the others
-                # it is measured again from the same forces.
-                primed(self.runner.state)
+            try:
+                self.runner.admit(ready)
+            finally:
+                # After an error that all ranks share, who is not aboard waits on and is not lost.
+                self._inbox.drop([i for i in self.runner.ids if i in ids])
             self._entered(before)
             self._converged = self.runner.judge()
             self._settle()
 
-    def _prepared(self, waiting: Batch | None) -> Batch | None:
-        """On the lead: fresh systems at the start of their visit, the others as they are."""
-        error: Exception | None = None
+    def _prepared(self, waiting: Batch | None) -> tuple[Batch | None, list[Refused]]:
+        """On the lead: fresh systems at the start of their visit, the others as they are; on all ranks: who is too
+        large with all that its visit adds."""
+        told: list[Refused] | Exception = []
         ready = None
         if waiting is not None:
             under_way = is_under_way(waiting, self._key)
@@ -262,10 +277,14 @@ class StageRun:
                 if fresh:
                     fresh = begin(fresh, self.stage, self.runner.propagator, self.seed)
                 ready = Batch.concat([fresh, waiting.select(np.flatnonzero(under_way))])
+                reasons = self.runner.too_large(ready)
+                sizes = dict(zip(ready.ids, ready.counts.tolist(), strict=True))
+                told = [(i, reason, sizes[i]) for i, reason in reasons.items()]
+                ready = ready.select([i for i in ready.ids if i not in reasons])
             except Exception as raised:  # a stage of the user's own may raise anything: every rank is told
-                error = raised
-        self.mesh.broadcast_object(error)
-        return ready
+                told = raised
+        refused: list[Refused] = self.mesh.broadcast_object(told)
+        return ready, refused
 
     def _entered(self, before: tuple[str, ...]) -> None:
         """Counters, trajectories and first samples of those who have just come aboard."""

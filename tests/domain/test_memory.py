@@ -390,3 +390,26 @@ def test_a_stage_refuses_what_does_not_fit_and_goes_on():
     assert outcomes["argon"].status is mm.Status.failed
     assert "needs about" in outcomes["argon"].reason
     assert outcomes["small"].status is mm.Status.finished
+
+
+def test_what_a_visit_adds_counts():
+    """It would fit as it comes in, but not with the optimizer's velocities: it fails, and the other goes on."""
+    from mattermill.domain.admission import complete
+    from mattermill.stages.run import StageRun
+
+    large, model = _argon((12, 12, 12)), MODELS["pairs"]()
+    strategy = strategy_for(model, 1.0)
+    frame = Frame.of(large.cell[0].numpy(), large.pbc[0].numpy())
+    crowd = Crowd.of(frame, frame.wrap(large.positions.numpy())[0], strategy)
+    plain = row_bytes(complete(large).atoms)
+    bare, more = (need_of(crowd, WHOLE, strategy, Footprint.of(model, strategy, plain + n)).bytes for n in (0, 24))
+    run = StageRun(mm.Relax(fmax=0.01, max_steps=2), model, memory=(bare + more) / 2)
+    assert run.runner._aboard.too_large(large) == {}
+    run.admit(Batch.concat([large, _argon((4, 4, 4)).with_ids(["small"])]))
+    assert run._inbox.ids == ("argon", "small")
+    report = run.advance()
+    outcomes = {o.id: o for o in report.outcomes}
+    assert outcomes["argon"].status is mm.Status.failed
+    assert "needs about" in outcomes["argon"].reason
+    assert report.failed.ids == ("argon",)
+    assert outcomes["small"].status is not mm.Status.failed

@@ -329,3 +329,36 @@ def test_a_stage_of_ones_own_runs_like_ours() -> None:
     report = finish(Brake(), warm)
     assert report.outcomes[0].status is Status.finished
     assert report.outcomes[0].results["speed"] < 0.5 * float(warm.velocities.abs().max())
+
+
+def test_who_could_not_board_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is common to all ranks loses nobody: not in preparing, and not in admission."""
+    run = StageRun(QUICK, MODEL)
+    run.admit(batch("argon", "dimer"))
+
+    def refuse(*_: object) -> None:
+        raise run.mesh.broadcast_object(ValueError("not today"))
+
+    for owner, name in ((type(run.stage), "prepare"), (run.runner, "_checked")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, refuse)
+            with pytest.raises(ValueError, match="not today"):
+                run.advance()
+        state = run.resident()
+        assert state is not None
+        assert sorted(state.ids) == ["argon", "dimer"]
+    report = run.advance()
+    assert sorted(report.finished.ids) == ["argon", "dimer"]
+
+
+def test_a_system_under_way_with_a_cell_that_is_none_fails_alone() -> None:
+    first = StageRun(QUICK, MODEL)
+    first.admit(batch("argon", "krypton"))
+    first.advance(steps=2)
+    state = first.resident()
+    assert state is not None
+    state.reference_cell[0] = state.cell[0] = 0.0
+    second = StageRun(QUICK, MODEL, memory=1e9)
+    second.admit(state)
+    ends = {o.id: o.status for o in second.advance().outcomes}
+    assert ends == {"argon": Status.failed, "krypton": Status.finished}
