@@ -18,6 +18,8 @@ from .resident import Resident
 
 # Room beyond what is needed at layout: lists of one system vary by a few per cent from one rebuild to the next.
 _ROOM, _SPARE = 1.08, 16
+#: Rows, and places of pairs, are numbered in 32 bits.
+_MOST = 2**31 - 1
 
 
 class Tables:
@@ -28,6 +30,9 @@ class Tables:
         system: int32, (n_total,), system of every row, used or not.
         source: int32, (n_total,): owned row a row derives from; -2 - row for images of remote ghosts; else -1.
         net: int32, (n_total, 3): lattice vectors added to the source.
+
+    Raises:
+        ValueError: all systems together have more rows or pairs on this rank than can be numbered.
     """
 
     def __init__(
@@ -42,6 +47,13 @@ class Tables:
         self.n_owned = int(self.owned.sum())
         self.n_nodes = self.n_owned + int(self.ghost_room.sum())
         self.n_total = self.n_nodes + int(self.image_room.sum())
+        for what, number in (("rows", self.n_total), ("pairs", int(self.pair_room.sum()))):
+            if number > _MOST:
+                raise ValueError(
+                    f"the systems of a rank may have at most {_MOST} {what} together, with room to grow, and "
+                    f"{len(lists)} systems of {self.n_owned} atoms on rank {rank} have {number}: take fewer systems at "
+                    "a time (max_atoms=) or more ranks"
+                )
         self.owned_at = np.cumsum(self.owned) - self.owned
         self.ghost_at = self.n_owned + np.cumsum(self.ghost_room) - self.ghost_room
         self.image_at = self.n_nodes + np.cumsum(self.image_room) - self.image_room
