@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .faults import Fault, MeshError
@@ -269,8 +270,10 @@ def _close(descriptors: Any) -> None:
 def _bytes(tensor: Tensor) -> memoryview:
     assert tensor.is_contiguous()
     assert tensor.is_cpu
-    array: Any = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-    return memoryview(array).cast("B")
+    # As bytes before numpy sees it, which has no bfloat16; a tensor without axes cannot be seen as bytes.
+    flat = (tensor.detach() if tensor.requires_grad else tensor).reshape(-1)
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 __all__ = ["LocalTransport"]

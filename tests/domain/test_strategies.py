@@ -350,6 +350,27 @@ def test_ghosts_get_their_owners_features(ranks, names, size, grid, model, strat
     assert any(len(got) > n_owned for got, _, _, n_owned in results)
 
 
+def narrow(nb, mesh):
+    """By dtype, whether ghosts got exactly their owners' values, in that dtype."""
+    used, owned = nb.node_system >= 0, nb.n_owned
+    exact = nb.refresh(signature(nb))
+    right = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        blank = exact.to(dtype)
+        blank[owned:] = 7.0
+        got = nb.refresh(blank)
+        right[str(dtype)] = got.dtype == dtype and torch.equal(got[used], exact.to(dtype)[used])
+    return right, int(used.sum()) - owned
+
+
+@pytest.mark.parametrize("wire", ["gloo", "local"])
+def test_features_of_every_floating_type_cross_every_wire(ranks, wire):
+    model, strategy = STRATEGIES[0]
+    for right, n_ghosts in ranks.run(look, 2, model, ["cubic"], narrow, strategy=strategy, grid=(2, 1, 1), wire=wire):
+        assert n_ghosts > 0
+        assert right == dict.fromkeys(("torch.bfloat16", "torch.float16", "torch.float32"), True)
+
+
 def products(nb, mesh):
     """<refresh(a), b> and <a, adjoint(b)> over all ranks; the same for the adjoint's own adjoint."""
     rng = torch.Generator().manual_seed(11 + mesh.rank)

@@ -110,6 +110,16 @@ def test_messages_of_any_size_cross(pair):
         assert torch.equal(into[0], out[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5, 3)], ids=["no axes", "empty", "rows"])
+def test_messages_of_any_type_and_shape_cross(pair, dtype, shape):
+    out = [torch.full(shape, k, dtype=dtype, requires_grad=dtype is torch.bfloat16) for k in (1, 2)]
+    into = [torch.zeros(shape, dtype=dtype) for _ in out]
+    pair.swap(out, into)
+    assert torch.equal(into[1], out[0])
+    assert torch.equal(into[0], out[1])
+
+
 def test_a_message_that_fits_is_under_way_when_begin_returns(pair):
     """Nobody listens, and begin returns; even after its sender has left, the message comes."""
     sent = torch.arange(100_000, dtype=torch.float64)
