@@ -321,7 +321,10 @@ def _is_own_fault(error: BaseException) -> bool:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+    # Of what a peer died of only the text has come: Python's, numpy's and the device's words for it.
+    text = str(error)
+    told = "MemoryError" in text or "Unable to allocate" in text or "out of memory" in text.lower()
+    return isinstance(error, MemoryError) or told
 
 
 __all__ = ["Shift"]

@@ -23,7 +23,7 @@ from mattermill.pipeline.folder import Folder
 from mattermill.pipeline.gang import Gang, Limits, SourceGone
 from mattermill.pipeline.handoff import DamagedFile, write_batch
 from mattermill.pipeline.orders import Arrival, Order
-from mattermill.pipeline.shift import _is_own_fault
+from mattermill.pipeline.shift import _is_out_of_memory, _is_own_fault
 from mattermill.pipeline.work import Work
 from mattermill.pipeline.worker import RankPlugin
 
@@ -214,6 +214,22 @@ def test_the_cause_wins_over_what_it_led_to() -> None:
     assert asyncio.run(cause(lost, lost)) is lost
     # A system that makes a rank fail has failed; one that lost its rank has not.
     assert [_is_own_fault(e) for e in (own, told, lost, gone)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (MemoryError(), True),
+        (RankFailed("rank 1 failed: MemoryError: "), True),
+        (RankFailed("rank 1 failed: _ArrayMemoryError: Unable to allocate 8 GiB for an array"), True),
+        (RuntimeError("Unable to allocate 8.00 GiB for an array with shape (1,)"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("Warp error: Out of memory"), True),
+        (RankFailed("rank 1 failed: ValueError: the memory of this is short"), False),
+    ],
+)
+def test_what_a_rank_says_when_its_memory_is_full(error: Exception, memory: bool) -> None:
+    assert _is_out_of_memory(error) is memory
 
 
 async def _raise(error: Exception) -> None:
