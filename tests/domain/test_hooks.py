@@ -559,7 +559,9 @@ def _lead_only(mesh):
 
 
 def test_a_lead_hook_on_the_lead_only_is_told_at_once(ranks):
-    assert all("must be the same on all ranks" in text for text in ranks.run(_lead_only, 2, mesh_timeout=5.0))
+    for text in ranks.run(_lead_only, 2, mesh_timeout=5.0):
+        assert "must be the same on all ranks" in text
+        assert text.endswith("give every rank the same arguments")
 
 
 # --- a hook that raises ------------------------------------------------------------------------------------------
