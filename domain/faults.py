@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from typing import Protocol
+
+#: The attribute of an exception that all ranks of a mesh have raised together, and what it holds: which mesh.
+_COMMON = "_raised_by_mesh"
 
 
 class MeshError(RuntimeError):
@@ -68,4 +72,37 @@ class Thrown:
         return error if same else RuntimeError(self.text)
 
 
-__all__ = ["Fault", "MeshError", "RankFailed", "Thrown", "text_of"]
+class Guarded(Protocol):
+    """What a guard needs of a mesh."""
+
+    name: str
+    size: int
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+def mark_common(error: Exception, mesh: str) -> None:
+    """All ranks of the mesh of this name raise it together: none has to be told."""
+    error.__dict__[_COMMON] = mesh
+
+
+class Guard:
+    """See `Mesh.guard`."""
+
+    __slots__ = ("_mesh",)
+
+    def __init__(self, mesh: Guarded) -> None:
+        self._mesh = mesh
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or self._mesh.size == 1:
+            return
+        # A generator that is closed has not failed.
+        if not isinstance(error, GeneratorExit) and error.__dict__.get(_COMMON) != self._mesh.name:
+            self._mesh.fail(error)
+
+
+__all__ = ["Fault", "Guard", "MeshError", "RankFailed", "Thrown", "mark_common", "text_of"]

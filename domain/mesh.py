@@ -18,14 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .faults import Fault, MeshError, RankFailed, Thrown, text_of
+from .faults import Fault, Guard, MeshError, RankFailed, Thrown, mark_common, text_of
 from .local import LocalTransport
 from .transport import GlooTransport, NoTransport, Transport, same_host
 
 Wire = Literal["auto", "gloo", "local"]
 
-#: The attribute of an exception that all ranks of a mesh have raised together, and what it holds: which mesh.
-_COMMON = "_raised_by_mesh"
 _names = (f"{os.getpid()}.{n}" for n in itertools.count())
 
 
@@ -53,7 +51,7 @@ class Mesh:
         self._transport = transport
         self._store = store
         self.timeout = timeout
-        self._name = next(_names)
+        self.name = next(_names)
         self._guard = Guard(self)
         self._children = 0
         self._subs: weakref.WeakSet[Mesh] = weakref.WeakSet()
@@ -271,7 +269,7 @@ class Mesh:
         if self._broken:
             raise type(self._broken)(f"this mesh broke before: {self._broken}")
         if self._closed:
-            raise MeshError("this mesh is closed")
+            raise MeshError("this mesh is closed: join a new one, or keep it open until the last call that needs it")
         if self._pending:
             raise MeshError(f"rank {self.rank} has begun an exchange: finish it before any other collective")
 
@@ -338,28 +336,6 @@ class Mesh:
         self.swap(self._peers(lambda _: mine), into)
         return [rows if part is None else part.to(rows.device) for part in into]
 
-    def exchange(self, out: Sequence[Tensor | None], sizes: Sequence[int] | None = None) -> list[Tensor]:
-        """One float64 message to and from each peer.
-
-        Args:
-            out: per rank a flat float64 tensor, or None.
-            sizes: elements to be expected from each rank, if known; otherwise they are exchanged first.
-
-        Returns:
-            What each rank sent here, float64, flat; this rank's own message to itself as it is.
-        """
-        flat = [torch.empty(0, dtype=torch.float64) if t is None else t.detach().to("cpu").reshape(-1) for t in out]
-        if sizes is None:
-            sizes = self._sizes([t.numel() for t in flat])
-        into = self._peers(lambda p: torch.empty(sizes[p], dtype=torch.float64))
-        self.swap(self._peers(lambda p: flat[p].contiguous()), into)
-        return [flat[self.rank] if part is None else part for part in into]
-
-    def _sizes(self, mine: Sequence[int]) -> list[int]:
-        into = self._peers(lambda _: torch.empty(1, dtype=torch.int64))
-        self.swap(self._peers(lambda p: torch.tensor([mine[p]], dtype=torch.int64)), into)
-        return [mine[p] if part is None else int(part) for p, part in enumerate(into)]
-
     def gather_rows(self, rows: Tensor, counts: Sequence[int], dst: int = 0) -> list[Tensor] | None:
         """Everybody's rows on rank `dst` (None elsewhere); every rank knows how many rows each one has."""
         mine = rows.detach().to("cpu").contiguous()
@@ -384,7 +360,7 @@ class Mesh:
         if self.size > 1:
             value = self._broadcast_pickled(value, src)
         if isinstance(value, Exception):
-            value.__dict__[_COMMON] = self._name
+            mark_common(value, self.name)
             raise value
         return value
 
@@ -406,23 +382,4 @@ class Mesh:
         return received.copy() if isinstance(received, Thrown) else received
 
 
-class Guard:
-    """See `Mesh.guard`."""
-
-    __slots__ = ("_mesh",)
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or self._mesh.size == 1:
-            return
-        # A generator that is closed has not failed.
-        if not isinstance(error, GeneratorExit) and error.__dict__.get(_COMMON) != self._mesh._name:
-            self._mesh.fail(error)
-
-
-__all__ = ["Guard", "Mesh", "MeshError", "RankFailed"]
+__all__ = ["Mesh", "MeshError", "RankFailed"]

@@ -20,13 +20,20 @@ from mattermill.domain.mesh import Mesh
 WIRES = ("gloo", "local")
 
 
+def exchange(mesh, out, n):
+    """A message of its own to every peer, n float64 from each; this rank's own part stays."""
+    into = [None if p == mesh.rank else torch.empty(n, dtype=torch.float64) for p in range(mesh.size)]
+    mesh.swap([None if p == mesh.rank else t for p, t in enumerate(out)], into)
+    return [out[mesh.rank] if t is None else t for t in into]
+
+
 def _collectives(mesh):
     rank, size = mesh.rank, mesh.size
     # Summed in rank order: 1e16 + 1 - 1e16 depends on the order.
     part = torch.tensor([[1e16, 1.0, -1e16, 3.0][rank]], dtype=torch.float64)
     rows = torch.full((rank, 2), float(rank))
-    out = [None if p == rank else torch.full((p + 1,), 10.0 * rank + p, dtype=torch.float64) for p in range(size)]
-    got = mesh.exchange(out)
+    out = [torch.full((p + 1,), 10.0 * rank + p, dtype=torch.float64) for p in range(size)]
+    got = exchange(mesh, out, rank + 1)
     return {
         "sum": float(mesh.sum(part)),
         "max": float(mesh.max(torch.tensor([float(rank)], dtype=torch.float64))),
@@ -54,7 +61,7 @@ def test_collectives(ranks, wire, size):
         assert got["all"] == (True, False)
         assert got["any"] == (False, True)
         assert got["rows"] == [[[float(r)] * 2] * r for r in range(size)]
-        assert got["exchange"] == [[10.0 * p + rank] * (rank + 1) if p != rank else [] for p in range(size)]
+        assert got["exchange"] == [[10.0 * p + rank] * (rank + 1) for p in range(size)]
         assert got["broadcast"] == [0, 1, 2, 3, 4]
         assert got["object"] == [0, 1, 2]
 
@@ -74,11 +81,23 @@ def test_mesh_of_one_is_identities():
     mesh.close()
 
 
+def _closed(mesh):
+    mesh.barrier()
+    mesh.close()
+    with pytest.raises(mm.MeshError, match="this mesh is closed: join a new one"):
+        mesh.barrier()
+    return True
+
+
+def test_who_calls_a_closed_mesh_is_told_what_to_do(ranks):
+    assert all(ranks.run(_closed, 2))
+
+
 def _big(mesh):
     # More than any socket buffer, both ways at once.
     n = 4_000_000
     mine = torch.arange(n, dtype=torch.float64) + mesh.rank
-    other = mesh.exchange([mine if p != mesh.rank else None for p in range(mesh.size)], [n] * mesh.size)
+    other = exchange(mesh, [mine] * mesh.size, n)
     return [float(t[-1]) for p, t in enumerate(other) if p != mesh.rank]
 
 
@@ -172,7 +191,7 @@ def test_an_error_that_does_not_travel_is_told_by_name(ranks, kind, name, text):
 def _numbers(mesh):
     """What a mesh needs to be one: who is who, sums in its own order, messages that arrive where they should."""
     out = [torch.tensor([10.0 * mesh.rank + p], dtype=torch.float64) for p in range(mesh.size)]
-    got = [float(t[0]) for t in mesh.exchange(out)]
+    got = [float(t[0]) for t in exchange(mesh, out, 1)]
     assert got == [10.0 * p + mesh.rank for p in range(mesh.size)]
     return mesh.rank, mesh.size, float(mesh.sum(torch.tensor([1.0 + mesh.rank], dtype=torch.float64)))
 
