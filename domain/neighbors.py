@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .units import cross
+
 if TYPE_CHECKING:
     from .strategy import Pairs
 
@@ -185,7 +187,7 @@ def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[list
     lattice, dual, margin = [zero] * 3, [zero] * 3, [0.0] * 3
     for axis in range(3):
         if periodic[axis]:
-            x, y, z = face = _cross(box[axis - 2], box[axis - 1])
+            x, y, z = face = cross(box[axis - 2], box[axis - 1])
             size = _dot(box[axis], face)
             lattice[axis], dual[axis] = box[axis], (x / size, y / size, z / size)
             margin[axis] = reach * sqrt(_dot(face, face)) / abs(size)
@@ -194,10 +196,6 @@ def _lattice(cell: np.ndarray, periodic: np.ndarray, reach: float) -> tuple[list
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
-
-
-def _cross(a: Sequence[float], b: Sequence[float]) -> Vector:
-    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
 
 
 def full_box(cell: np.ndarray, periodic: np.ndarray) -> np.ndarray:
@@ -219,10 +217,10 @@ def full_box(cell: np.ndarray, periodic: np.ndarray) -> np.ndarray:
         unit = _scaled(box[k])
         near = next(axis for axis in (k - 2, k, k - 1) if abs(unit[axis]) < 0.7)
         box[k - 2] = _scaled([(axis == near % 3) - unit[near] * unit[axis] for axis in range(3)])
-        box[k - 1] = _scaled(_cross(unit, box[k - 2]))
+        box[k - 1] = _scaled(cross(unit, box[k - 2]))
     if len(axes) == 2:
         (k,) = {0, 1, 2} - set(axes)
-        box[k] = _scaled(_cross(box[k - 2], box[k - 1]))
+        box[k] = _scaled(cross(box[k - 2], box[k - 1]))
     return np.array(box)
 
 
@@ -232,7 +230,7 @@ def _check(vectors: list[Sequence[float]]) -> None:
         raise ValueError(f"lattice vectors of periodic axes must be finite, got {vectors}")
     if all(hypot(*vector) > 0 for vector in vectors):
         units = [_scaled(vector) for vector in vectors]
-        normal = _cross(units[0], units[1]) if len(units) > 1 else (1.0, 0.0, 0.0)
+        normal = cross(units[0], units[1]) if len(units) > 1 else (1.0, 0.0, 0.0)
         flatness = abs(_dot(normal, units[2])) if len(units) == 3 else hypot(*normal)
         # The smallest singular value is at least a third of this; only near a flat cell it has to be worked out.
         if flatness > 1e-6 or np.linalg.svd(units, compute_uv=False).min() > 1e-10:

@@ -7,6 +7,7 @@ in the ninth digit, which is why conversions of ASE quantities use ASE's own uni
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import hypot
 from typing import TypeVar
 
@@ -50,10 +51,11 @@ def heights(cell: np.ndarray) -> np.ndarray:
     """Distances between opposite faces of one cell, shape (3,), Å; needs a cell of non-zero volume."""
     # In plain floats: for three vectors numpy takes ten times as long.
     a, b, c = np.asarray(cell).tolist()
-    faces = _cross(b, c), _cross(c, a), _cross(a, b)
+    faces = cross(b, c), cross(c, a), cross(a, b)
     size = abs(a[0] * faces[0][0] + a[1] * faces[0][1] + a[2] * faces[0][2])
     return np.array([size / hypot(*face) for face in faces])
 
 
-def _cross(a: list[float], b: list[float]) -> tuple[float, float, float]:
+def cross(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """a × b in plain floats."""
     return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
