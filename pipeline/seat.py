@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from .work import Work
 
 logger = logging.getLogger(__name__)
+
+# Of a Dask worker's limit so much is planned with: Dask pauses a worker at 80 per cent, and its process has a size of
+# its own.
+_SHARE = 0.6
 
 
 class Seat:
@@ -48,6 +53,7 @@ class Seat:
             self.reporter if self.is_lead else None,
             seed=work.seed,
             max_atoms=post.max_atoms,
+            memory=room(mesh, worker_limit()),
         )
         self.inbox: list[Batch] = []
         self.outbox: dict[int, Batch] = {}
@@ -165,6 +171,30 @@ class Seat:
         return {o.id: judge(self.filters, o) for o in segment.outcomes if o.status.goes_on}
 
 
+def worker_limit() -> float | None:
+    """Bytes at which Dask stops the worker that runs this task; None: it has no limit, or this is no task."""
+    from distributed import get_worker
+
+    try:
+        worker = get_worker()
+    except ValueError:
+        return None
+    return worker.memory_manager.memory_limit or None
+
+
+def room(mesh: Mesh, limit: float | None) -> float | None:
+    """Bytes that each rank may use for a system, so that no worker of the gang exceeds its limit; collective.
+
+    None leaves it to the runner: no worker has a limit, or atoms live on a GPU, for which Dask's limit is none.
+    """
+    import torch
+
+    bound = math.inf if limit is None or mesh.device.type != "cpu" else float(limit)
+    every = mesh.all_gather_rows(torch.tensor([[bound]], dtype=torch.float64))
+    least = float(torch.cat(every).min())
+    return None if math.isinf(least) else _SHARE * least
+
+
 def meet(post: Post, device: str, store: Any = None) -> tuple[Mesh, Any]:
     """Form the gang's mesh, on every rank at the same time; the lead passes the store that it serves."""
     from torch.distributed import PrefixStore, TCPStore
@@ -216,4 +246,4 @@ def pick_device(asked: str) -> str:
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
-__all__ = ["Seat", "meet", "pick_device", "serve_store"]
+__all__ = ["Seat", "meet", "pick_device", "room", "serve_store", "worker_limit"]
