@@ -26,6 +26,7 @@ from .skin import Skin
 from .tables import Tables
 
 WHY_BROKEN = "positions or cell became non-finite, or an atom moved beyond all reason"
+WHY_NO_LISTS = "its neighbour list can no longer be made"
 
 
 class Aboard:
@@ -285,8 +286,24 @@ class Aboard:
 
     def _rebuild(self, due: Sequence[int]) -> None:
         """New reference, owners and lists for these systems; then positions and ghosts over again."""
-        fits = True
+        fits, failed = True, {}
         for s in due:
+            try:
+                fits &= self._rebuild_one(s)
+            except ValueError as error:
+                # No other rank waits for this one: what all do together comes before what can fail on one alone.
+                failed[s] = str(error)
+        failed = self._failed_anywhere(due, failed)
+        for s in due:
+            rows = self._rows(s)
+            if s not in failed:
+                self.batch.reference[rows] = self.batch.positions[rows]
+                self.batch.reference_cell[s] = self.batch.cell[s]
+                continue
+            # Back to where the lists could be made, and there it stays.
+            self.broken.setdefault(self.residents[s].id, f"{WHY_NO_LISTS}: {failed[s]}")
+            self.batch.positions[rows] = self.batch.reference[rows]
+            self.batch.cell[s] = self.batch.reference_cell[s]
             fits &= self._rebuild_one(s)
         self.rebuilds += len(due)
         self.skin.forget()
@@ -301,12 +318,26 @@ class Aboard:
         self.begin()
         self._arrived()
 
+    def _failed_anywhere(self, due: Sequence[int], mine: dict[int, str]) -> dict[int, str]:
+        """Of these systems those that failed on any rank, and how: in the words of the first rank on which they did."""
+        if self.mesh.size == 1:
+            return mine
+        flags = self.mesh.max(torch.tensor([s in mine for s in due], dtype=torch.uint8)).tolist()
+        failed = {}
+        for s in (s for s, flag in zip(due, flags, strict=True) if flag):
+            words = np.frombuffer(mine.get(s, "").encode(), dtype=np.uint8).copy()
+            told = [bytes(part.tolist()).decode() for part in self.mesh.all_gather_rows(torch.from_numpy(words))]
+            failed[s] = next(text for text in told if text)
+        return failed
+
     def _rebuild_one(self, s: int) -> bool:
-        """False if the tables must be laid out anew."""
+        """Owners and lists from the positions; False if the tables must be laid out anew.
+
+        Raises:
+            ValueError: no cell any more, or more pairs than can be numbered; perhaps on this rank only.
+        """
         resident = self.residents[s]
         rows = self._rows(s)
-        self.batch.reference[rows] = self.batch.positions[rows]
-        self.batch.reference_cell[s] = self.batch.cell[s]
         cell = self.batch.cell[s].cpu().numpy()
         rank = self.mesh.rank
         fits = True
@@ -314,9 +345,9 @@ class Aboard:
             if resident.ranks[0] != rank:
                 drop_lists(resident)
                 return True
-            layout = lay_out(resident, self.batch.reference[rows].cpu().numpy(), cell, self.splitting)
+            layout = lay_out(resident, self.batch.positions[rows].cpu().numpy(), cell, self.splitting)
         else:
-            layout = lay_out(resident, self._reference_everywhere(s), cell, self.splitting)
+            layout = lay_out(resident, self._positions_everywhere(s), cell, self.splitting)
             ranks = np.array(resident.domain_ranks(layout.grid.n_domains), dtype=np.int32)
             owners = ranks[layout.domains]
             if not np.array_equal(owners, resident.owners):
@@ -328,11 +359,11 @@ class Aboard:
         start = int(self.batch.counts[:s].sum())
         return slice(start, start + int(self.batch.counts[s]))
 
-    def _reference_everywhere(self, s: int) -> np.ndarray:
-        """Reference positions of all atoms of a system, by place, (n, 3)."""
+    def _positions_everywhere(self, s: int) -> np.ndarray:
+        """Positions of all atoms of a system, by place, (n, 3)."""
         resident = self.residents[s]
         counts = np.bincount(resident.owners, minlength=self.mesh.size).tolist()
-        parts = self.mesh.gather_known_rows(self.batch.reference[self._rows(s)].cpu(), counts)
+        parts = self.mesh.gather_known_rows(self.batch.positions[self._rows(s)].cpu(), counts)
         whole = np.empty((resident.n_atoms, 3))
         whole[np.argsort(resident.owners, kind="stable")] = torch.cat(parts).numpy()
         return whole

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .batch import Batch
 from .fields import FIELDS, fill_rows
+from .frame import Frame
 from .migrate import take_rows
-from .neighbors import full_box
 from .resident import Resident, Splitting
 
 # What every system aboard has, with the declared fill where it came without.
@@ -33,7 +33,7 @@ def check_arrivals(batch: Batch, aboard: Sequence[str]) -> None:
         if len(np.unique(atom_ids[span])) != batch.counts[s]:
             raise ValueError(f"system {name!r}: atom_id must be unique within a system")
         try:
-            full_box(cells[s], pbc[s])
+            Frame.of(cells[s], pbc[s]).wrap(positions[span])
         except ValueError as error:
             raise ValueError(f"system {name!r}: {error}") from error
 

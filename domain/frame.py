@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .neighbors import full_box
+from .neighbors import FAR, full_box
 from .units import heights
 
 # Vacuum is looked for on so many bins along an axis, in a sample of so many atoms.
@@ -53,10 +53,18 @@ class Frame:
 
         Returns:
             fractional (n, 3) and image int32 (n, 3): positions = (origin + fractional + image) @ box.
+
+        Raises:
+            ValueError: an atom so many cells away that their number has no 32 bits, or the rest no digits.
         """
         fractional = self.fractional(positions)
         image = np.floor(fractional)
         image[:, ~self.periodic] = 0.0
+        farthest = np.abs(image).max(initial=0.0)
+        if farthest > FAR:
+            raise ValueError(
+                f"atoms must be within {FAR:g} cells of the origin, one is {farthest:.3g} away: wrap them first"
+            )
         fractional = fractional - image
         # -1e-17 lies in image -1 at a fraction that rounds to 1: it belongs to the start of image 0.
         over = self.periodic & (fractional >= 1.0)

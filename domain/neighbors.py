@@ -24,7 +24,7 @@ Vector = tuple[float, float, float]
 #: Points that spread over more lattice vectors than this are wrapped before the search.
 _SPREAD = 1.5
 #: Lattice vectors from the origin: so far shifts are sure to be exact and to fit into 32 bits.
-_FAR = 1e8
+FAR = 1e8
 
 
 @dataclass
@@ -138,9 +138,9 @@ def _search(
         return SystemList(
             n_owned, n_remote, empty[:, 0], empty, none[0], none[1], empty[:, 0], np.zeros(n_owned, dtype=np.uint8)
         )
-    if search.farthest > _FAR:
+    if search.farthest > FAR:
         raise ValueError(
-            f"positions must lie within {_FAR:g} lattice vectors of the origin, one lies {search.farthest:g} away"
+            f"positions must lie within {FAR:g} lattice vectors of the origin, one lies {search.farthest:g} away"
         )
     if search.spread <= _SPREAD:
         return SystemList(n_owned, n_remote, *search.pairs(n_owned, pairs == "half"))
