@@ -292,7 +292,7 @@ class Aboard:
                 fits &= self._rebuild_one(s)
             except ValueError as error:
                 # No other rank waits for this one: what all do together comes before what can fail on one alone.
-                failed[s] = str(error)
+                failed[s] = str(error) or repr(error)
         failed = self._failed_anywhere(due, failed)
         for s in due:
             rows = self._rows(s)

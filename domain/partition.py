@@ -132,7 +132,6 @@ def divide(
 def choose_grid(
     cell: np.ndarray,
     pbc: np.ndarray,
-    n_atoms: int,
     size: int,
     reach: float,
     positions: np.ndarray,
@@ -145,7 +144,6 @@ def choose_grid(
     Raises:
         ValueError: a cell that is none; a forced grid that makes no sense, see `check_grid`.
     """
-    assert n_atoms == len(positions)
     frame = Frame.of(cell, pbc)
     return grid_for(frame, frame.wrap(positions)[0], size, reach, split_atoms=split_atoms, grid=grid)
 

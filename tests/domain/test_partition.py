@@ -41,21 +41,21 @@ def _seen(grid, fractional, margin):
 
 def test_a_bar_is_split_where_it_is_longest():
     cell = np.diag([40.0, 20.0, 20.0])
-    grid = choose_grid(cell, [True] * 3, 4000, 2, REACH, _points(4000, cell))
+    grid = choose_grid(cell, [True] * 3, 2, REACH, _points(4000, cell))
     assert grid.dims == (2, 1, 1)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6, 8])
 def test_all_ranks_work_in_a_large_cube(size):
     cell = 60 * EYE
-    grid = choose_grid(cell, [True] * 3, 9000, size, REACH, _points(9000, cell))
+    grid = choose_grid(cell, [True] * 3, size, REACH, _points(9000, cell))
     assert grid.n_domains == size
     assert max(grid.dims) <= 4
 
 
 def test_the_fewest_ghosts_win():
     cell = np.diag([60.0, 60.0, 30.0])
-    grid = choose_grid(cell, [True] * 3, 9000, 4, REACH, _points(9000, cell))
+    grid = choose_grid(cell, [True] * 3, 4, REACH, _points(9000, cell))
     assert grid.dims[2] == 1
     assert grid.n_domains == 4
 
@@ -116,21 +116,21 @@ def test_the_sample_is_not_in_step_with_a_crystal():
 
 def test_few_atoms_stay_together():
     cell = 60 * EYE
-    assert choose_grid(cell, [True] * 3, 900, 4, REACH, _points(900, cell), split_atoms=500).n_domains == 1
-    assert choose_grid(cell, [True] * 3, 1000, 4, REACH, _points(1000, cell), split_atoms=500).n_domains == 2
-    assert choose_grid(cell, [True] * 3, 0, 4, REACH, np.zeros((0, 3)), split_atoms=1).n_domains == 1
+    assert choose_grid(cell, [True] * 3, 4, REACH, _points(900, cell), split_atoms=500).n_domains == 1
+    assert choose_grid(cell, [True] * 3, 4, REACH, _points(1000, cell), split_atoms=500).n_domains == 2
+    assert choose_grid(cell, [True] * 3, 4, REACH, np.zeros((0, 3)), split_atoms=1).n_domains == 1
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (0, 1, 1), (3, 1, 1)])
 def test_a_grid_that_makes_no_sense(grid):
     cell = 60 * EYE
     with pytest.raises(ValueError, match="grid"):
-        choose_grid(cell, [True] * 3, 1000, 2, REACH, _points(1000, cell), grid=grid)
+        choose_grid(cell, [True] * 3, 2, REACH, _points(1000, cell), grid=grid)
 
 
 def test_a_cell_that_is_none():
     with pytest.raises(ValueError, match="lattice vectors"):
-        choose_grid(np.zeros((3, 3)), [True] * 3, 10, 2, REACH, _points(10, EYE))
+        choose_grid(np.zeros((3, 3)), [True] * 3, 2, REACH, _points(10, EYE))
 
 
 # --- thickness --------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_domain_is_never_thinner_than_reach():
         n = int(rng.integers(1, 400))
         points = rng.normal(size=(n, 3)) * rng.uniform(1, 20, 3)
         dims = GRIDS[rng.integers(len(GRIDS))] if trial % 2 else None
-        grid = choose_grid(cell, pbc, n, 8, REACH, points, split_atoms=10, grid=dims)
+        grid = choose_grid(cell, pbc, 8, REACH, points, split_atoms=10, grid=dims)
         split += any(p and s for p, s in zip(pbc, grid.split, strict=True))
         assert _thinnest(grid, Frame.of(cell, pbc)) >= REACH * (1 - 1e-12)
     assert split > 50
@@ -166,15 +166,15 @@ def test_too_thin_uses_fewer_ranks():
     """Case 9: an 8 Å box, 6 Å cutoff, 2 ranks."""
     cell = 8.0 * EYE
     points = _points(1200, cell)
-    assert choose_grid(cell, [True] * 3, 1200, 2, 6.0, points) == WHOLE
-    assert choose_grid(cell, [True] * 3, 1200, 2, 6.0, points, grid=(2, 1, 1)) == WHOLE
+    assert choose_grid(cell, [True] * 3, 2, 6.0, points) == WHOLE
+    assert choose_grid(cell, [True] * 3, 2, 6.0, points, grid=(2, 1, 1)) == WHOLE
 
 
 def test_triclinic_thickness_is_between_faces():
     # Long vectors, thin cell: 20 Å vectors at 30°, 10 Å between faces.
     cell = np.array([[20.0, 0, 0], [20 * np.cos(np.pi / 6), 10.0, 0], [0, 0, 30.0]])
     assert heights(cell)[:2] == pytest.approx([10.0, 10.0])
-    grid = choose_grid(cell, [True] * 3, 2000, 4, REACH, _points(2000, cell))
+    grid = choose_grid(cell, [True] * 3, 4, REACH, _points(2000, cell))
     assert grid.dims[:2] == (1, 1)
     assert grid.dims[2] > 1
 
@@ -284,7 +284,7 @@ def test_numbers_of_domains_follow_their_place():
 
 def test_axes_that_are_not_periodic_are_open_ended():
     points = np.array([[0.0, 0, 0], [100, 0, 0], [-500, 0, 0], [3, 0, 0]])
-    grid = choose_grid(np.zeros((3, 3)), [False] * 3, 4, 2, REACH, points, grid=(2, 1, 1))
+    grid = choose_grid(np.zeros((3, 3)), [False] * 3, 2, REACH, points, grid=(2, 1, 1))
     frame = Frame.of(np.zeros((3, 3)), [False] * 3)
     owners = grid.owners(frame.wrap(points)[0])
     assert sorted(np.bincount(owners, minlength=2)) == [2, 2]
@@ -347,7 +347,7 @@ def test_so_has_every_domain_of_a_forced_grid(name, dims):
 
 def test_a_crystal_is_cut_between_its_layers():
     atoms = bulk("Ar", "fcc", 5.4, cubic=True).repeat((6, 6, 6))
-    grid = choose_grid(atoms.cell.array, [True] * 3, len(atoms), 2, REACH, atoms.positions, split_atoms=100)
+    grid = choose_grid(atoms.cell.array, [True] * 3, 2, REACH, atoms.positions, split_atoms=100)
     axis = grid.dims.index(2)
     layers = np.unique(np.round(atoms.get_scaled_positions()[:, axis], 9))
     assert np.abs(layers - grid.bounds(0)[1][axis]).min() > 0.03
