@@ -21,7 +21,7 @@ def agree(mesh: Mesh, settings: Mapping[str, object]) -> None:
         settings: this rank's, by name; the names are the same on every rank.
 
     Raises:
-        ValueError: on every rank, the mesh staying whole; names the first setting that differs, and which rank has what.
+        ValueError: on every rank, the mesh staying whole; names the first setting that differs, and who has what.
     """
     if mesh.size == 1:
         return

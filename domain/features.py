@@ -31,9 +31,12 @@ class Features:
     ) -> None:
         self.mesh, self.n_owned = mesh, n_owned
         self.send_rows, self.ghost_rows = send_rows, ghost_rows
+        #: how often a model has asked, so that one can be told that it never did
+        self.calls = 0
 
     def spread(self, features: Tensor) -> Tensor:
         """(n_nodes, ...): ghosts' rows become what their owners have. Collective, differentiable."""
+        self.calls += 1
         return _Spread.apply(features, self)
 
     def fold(self, features: Tensor) -> Tensor:

@@ -279,10 +279,12 @@ def allowance(mesh: Mesh, memory: float | None) -> float:
 
     That is its part of the device, or of the host and of its control group (a container's or a batch job's limit),
     whichever is less. What happens to be free does not matter: it would make grids, and so bits, depend on the hour,
-    and fail for good what would fit a minute later. Collective, unless the caller says.
+    and fail for good what would fit a minute later. Collective; ranks that were given different numbers go by the
+    least.
     """
-    if memory is not None:
-        return float(memory)
+    given = mesh.max(torch.tensor([-math.inf if memory is None else -float(memory)], dtype=torch.float64))
+    if math.isfinite(float(given)):
+        return -float(given)
     mine = torch.tensor([[float(number) for place in _places(mesh.device) for number in place]], dtype=torch.float64)
     every = torch.cat(mesh.all_gather_rows(mine)) if mesh.size > 1 else mine
     shares = []

@@ -86,7 +86,15 @@ class Neighborhood:
 
         Args:
             features: (n_nodes, ...), any floating dtype.
+
+        Raises:
+            ValueError: another number of rows, on every rank that has it.
         """
+        if features.shape[0] != self.n_nodes:
+            raise ValueError(
+                f"features must have a row for each of the {self.n_nodes} nodes (owned atoms and ghosts), have "
+                f"{features.shape[0]}"
+            )
         return features if self.features is None else self.features.spread(features)
 
     def edges(self) -> Edges:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -36,8 +36,8 @@ class DomainParallel:
         grid: domains per axis for every system, (px, py, pz); None lets each system's shape decide.
         split_atoms: a system takes another rank only for every so many atoms.
         strategy: how a system is served on several ranks, see `domain/strategy.py`; "auto" lets the model decide.
-        memory: bytes a rank may use; None is most of what its device has free. A system is divided so that it fits,
-            and refused if it can't be.
+        memory: bytes a rank may use for any one system; None is most of its share of the device or host. A system is
+            divided so that it fits, and refused if it can't be.
 
     Every method is collective: all ranks of the mesh call it in the same order. The answer is a function of a system's
     own state: at an equal rank grid it has the same bits in any company and however often a run was interrupted.
@@ -109,8 +109,11 @@ class DomainParallel:
                 # it is measured again from the same forces.
                 primed(self.state)
 
-    def agree(self) -> None:
+    def agree(self, settings: Mapping[str, object] | None = None) -> None:
         """Make sure that all ranks were given the same, and how much memory there is; admission does so by itself.
+
+        Args:
+            settings: what else must be the same, by name; compared by what it prints, at the first call only.
 
         Raises:
             ValueError: on every rank: they were not. Whoever differs would hang the others, or spoil their numbers.
@@ -118,21 +121,17 @@ class DomainParallel:
         if self._agreed:
             return
         splitting, propagator = self._aboard.splitting, self.propagator
-        if self.mesh.size > 1:
-            agree(self.mesh, "hooks of scope global or lead, or with energy or stress,", self._hooks.shared())
+        mine = {
+            "hooks of scope global or lead, or with energy or stress,": self._hooks.shared(),
+            "the model": self.model.identity(),
             # An object that is no value prints its address, which differs.
-            mover = repr(propagator) if is_dataclass(propagator) else type(propagator).__name__
-            mine = (
-                self.model.identity(),
-                mover,
-                str(self.strategy),
-                splitting.grid,
-                splitting.split_atoms,
-                self._memory,
-            )
-            agree(
-                self.mesh, "model, propagator, strategy, skin, grid, split_atoms and memory", ", ".join(map(str, mine))
-            )
+            "the propagator": propagator if is_dataclass(propagator) else type(propagator).__name__,
+            "strategy": self.strategy.name,
+            "skin": self.strategy.skin,
+            "grid": splitting.grid,
+            "split_atoms": splitting.split_atoms,
+        }
+        agree(self.mesh, {**mine, **(settings or {})})
         allowed = allowance(self.mesh, self._memory)
         self._aboard.budget = Budget(self.model, self.strategy, self.mesh.size, splitting.grid, allowed)
         self._agreed = True

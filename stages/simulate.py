@@ -33,8 +33,22 @@ if TYPE_CHECKING:
 Systems = Union["Atoms", Sequence["Atoms"], Batch, "Structures"]
 
 
-def evaluate(model: Model, atoms: Systems, *, mesh: Mesh | None = None) -> Batch:
+def evaluate(
+    model: Model,
+    atoms: Systems | None,
+    *,
+    mesh: Mesh | None = None,
+    grid: Sequence[int] | None = None,
+    split_atoms: int = 500,
+    strategy: Choice = "auto",
+    memory: float | None = None,
+) -> Batch:
     """Energy (eV), forces (eV/Å) and stress (eV/Å^3, tensile positive) of structures as they are.
+
+    Args:
+        atoms: on several ranks the lead's count; the others may pass None. Every rank gets the result.
+        mesh: the ranks to work on; None is this process alone.
+        grid, split_atoms, strategy, memory: see `DomainParallel`. A system is divided from twice `split_atoms` on.
 
     Raises:
         ValueError: a structure that the model cannot take; all such are named with their reasons.
@@ -45,20 +59,34 @@ def evaluate(model: Model, atoms: Systems, *, mesh: Mesh | None = None) -> Batch
     from .integrators.still import Still
 
     mesh = mesh or Mesh.single()
-    batch = as_batch(atoms)
-    reasons = {single.ids[0]: why_not(single, model) for single in batch.to("cpu").split()}
-    refused = [f"{i}: {reason}" for i, reason in reasons.items() if reason is not None]
-    mesh.broadcast_object(ValueError(f"cannot be evaluated: {_some(refused)}") if refused else None)
-    with DomainParallel(model, Still(), mesh, skin=0.0) as runner:
-        runner.admit(batch if mesh.is_lead else None)
-        whole = runner.gather()
-    result: Batch = mesh.broadcast_object(whole)
+    with mesh.guard():
+        batch = _given(mesh, atoms)
+        reasons = {single.ids[0]: why_not(single, model) for single in batch.to("cpu").split()} if batch else {}
+        refused = [f"{i}: {reason}" for i, reason in reasons.items() if reason is not None]
+        mesh.broadcast_object(ValueError(f"cannot be evaluated: {_some(refused)}") if refused else None)
+        options: dict[str, Any] = {"grid": grid, "split_atoms": split_atoms, "strategy": strategy, "memory": memory}
+        with DomainParallel(model, Still(), mesh, skin=0.0, **options) as runner:
+            runner.admit(batch)
+            whole = runner.gather()
+        result: Batch = mesh.broadcast_object(whole)
     return result.without(["reference", "reference_cell", "memory_grid"])
+
+
+def _given(mesh: Mesh, atoms: Systems | None) -> Batch | None:
+    """The lead's structures as a batch, None elsewhere; what is wrong with them is raised on every rank. Collective."""
+    given: Batch | Exception | None = None
+    if mesh.is_lead:
+        try:
+            given = as_batch(atoms)
+        except (ValueError, TypeError) as error:
+            given = error
+    mesh.broadcast_object(given if isinstance(given, Exception) else None)
+    return None if isinstance(given, Exception) else given
 
 
 def simulate(
     model: Model,
-    atoms: Systems,
+    atoms: Systems | None,
     ensemble: Ensemble,
     steps: int,
     dt: float = 1.0,
@@ -82,6 +110,7 @@ def simulate(
         ensemble: `NVE()` or `NVT(temperature)`.
         temperature: K; draw Maxwell-Boltzmann velocities at it, momentum removed. None keeps the velocities that came;
             a structure without any starts at the ensemble's temperature, if it has one.
+        atoms: on several ranks the lead's count; the others may pass None. Every rank gets the result.
         mesh: the ranks to work on; None is this process alone.
         hooks: functions called after every step with the rank's `State`, or `mattermill.domain.hooks.Hook` objects.
         seed: of all noise.
@@ -98,7 +127,7 @@ def simulate(
 
 def relax(
     model: Model,
-    atoms: Systems,
+    atoms: Systems | None,
     fmax: float = 0.01,
     cell: Literal["fixed", "isotropic"] = "fixed",
     *,
@@ -140,7 +169,7 @@ def _options(
     return dict(zip(names, (hooks, skin, grid, split_atoms, strategy, memory), strict=True))
 
 
-def as_batch(atoms: Systems) -> Batch:
+def as_batch(atoms: Systems | None) -> Batch:
     """One structure or many as a batch.
 
     Raises:
@@ -183,7 +212,7 @@ class Simulation(Sampling):
 def _run(
     stage: Stage,
     model: Model,
-    atoms: Systems,
+    atoms: Systems | None,
     mesh: Mesh | None,
     reporter: Reporter | None,
     *,
@@ -191,18 +220,21 @@ def _run(
     max_atoms: int | None,
     options: dict[str, Any],
 ) -> Batch:
+    from ..domain.mesh import Mesh
     from .run import StageRun
 
-    batch = as_batch(atoms)
-    run = StageRun(stage, model, mesh, reporter, seed=seed, max_atoms=max_atoms, **options)
-    try:
-        run.admit(batch if run.mesh.is_lead else None)
-        report = run.advance()
-    finally:
-        run.close()
+    mesh = mesh or Mesh.single()
+    with mesh.guard():
+        batch = _given(mesh, atoms)
+        run = StageRun(stage, model, mesh, reporter, seed=seed, max_atoms=max_atoms, **options)
+        try:
+            run.admit(batch)
+            report = run.advance()
+        finally:
+            run.close()
+        whole = Batch.concat([report.finished, report.failed]).select(batch.ids) if batch else None
+        states: Batch = mesh.broadcast_object(whole)
     ends = {outcome.id: outcome for outcome in report.outcomes}
-    states: Batch = run.mesh.broadcast_object(Batch.concat([report.finished, report.failed]))
-    states = states.select(batch.ids)
     failed = [f"{i}: {ends[i].reason}" for i in states.ids if ends[i].status is Status.failed]
     if failed and run.mesh.is_lead:
         warnings.warn(f"{len(failed)} of {len(states)} systems failed: {_some(failed)}", stacklevel=3)

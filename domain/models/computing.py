@@ -18,8 +18,10 @@ class Computing:
 
     def __init__(self, model: Model, nb: Neighborhood, folds: bool, *, energy: bool, stress: bool) -> None:
         self.name, self.nb, self.folds, self.energy, self.stress = type(model).__name__, nb, folds, energy, stress
+        self.hops = model.hops
         self._phases = model.phases(nb, energy=energy, stress=stress)
         self._middle: ModelOutput | None = None
+        self._calls = 0 if nb.features is None else nb.features.calls
         try:
             next(self._phases)
         except StopIteration:
@@ -54,6 +56,9 @@ class Computing:
             raise self._error(f"returns {type(out).__name__}: it must return a ModelOutput")
         if self._middle is not None and out.forces is not self._middle.forces:
             raise self._error("returns other forces than it handed out at the second yield: go on with those tensors")
+        features = self.nb.features
+        if self.hops > 1 and features is not None and features.calls == self._calls:
+            raise self._error("has never called nb.refresh, as it must before every layer but the first")
         if self.energy and out.energies is None:
             raise self._error("gives no energies though they were asked for")
         if self.stress and out.virial is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from message_passing import MessagePassing
 from parity import cases
 
 import mattermill as mm
@@ -101,3 +102,78 @@ def test_energies_are_asked_for_before_a_hook_moves_atoms():
     assert seen == [expected]
     with pytest.raises(ValueError, match="before_pre_update must not follow"):
         HookSet([hooks[0], Hook(print, point=Point.BEFORE_PRE_UPDATE, scope="lead", energy=True)])
+
+
+class Forgetful(MessagePassing):
+    """Says that it refreshes its ghosts, and does not."""
+
+    def refreshed(self, nb, s, v, hop):
+        return s, v
+
+
+def _forgets(mesh):
+    model = Forgetful(kind="refresh", cutoff=4.6)
+    with mm.DomainParallel(model, cases.propagator("nve"), mesh, skin=0.5, grid=(2, 1, 1)) as runner:
+        try:
+            runner.partition(cases.batch(["cubic"]) if mesh.is_lead else None)
+        except (ModelError, mm.RankFailed) as error:
+            return str(error)
+    return "nothing"
+
+
+def test_a_model_that_forgets_to_refresh_is_told(ranks):
+    assert all("Forgetful has never called nb.refresh" in text for text in ranks.run(_forgets, 2))
+
+
+def _owned_only(mesh):
+    class OwnedOnly(Wrong):
+        def phases(self, nb, *, energy=True, stress=True):
+            out = self.compute(nb, energy=energy, stress=stress)
+            yield None
+            out.forces = out.forces[: nb.n_owned]
+            yield out
+            return out
+
+    with mm.DomainParallel(OwnedOnly(""), cases.propagator("nve"), mesh, skin=cases.SKIN, grid=(2, 1, 1)) as runner:
+        try:
+            runner.partition(cases.batch(["cubic"]) if mesh.is_lead else None)
+        except (ModelError, mm.RankFailed) as error:
+            return str(error)
+    return "nothing"
+
+
+def test_forces_on_owned_atoms_only_are_not_read_beyond_their_end(ranks):
+    assert all("gives forces of shape" in text for text in ranks.run(_owned_only, 2))
+
+
+def _unlike(mesh, what):
+    options = {"steps": 3, "max_atoms": None, "dt": 1.0, what: {"steps": 3, "max_atoms": 5, "dt": 1.0}[what]}
+    if mesh.rank == 1:
+        options[what] = {"steps": 4, "max_atoms": 50, "dt": 2.0}[what]
+    steps, dt = options.pop("steps"), options.pop("dt")
+    try:
+        mm.simulate(cases.model(), cases.batch(["few"]), mm.NVE(), steps, dt, mesh=mesh, **options)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("what", ["steps", "dt", "max_atoms"])
+def test_what_ranks_act_on_alone_must_be_alike(ranks, what):
+    name = "max_atoms" if what == "max_atoms" else "the stage"
+    assert all(t.startswith(f"{name} must be the same on all ranks") for t in ranks.run(_unlike, 2, what))
+
+
+def _lead_counts(mesh, atoms, others):
+    try:
+        return mm.simulate(cases.model(), atoms if mesh.is_lead else others, mm.NVE(), 2, mesh=mesh).ids
+    except (ValueError, TypeError) as error:
+        return type(error).__name__
+
+
+def test_the_leads_structures_count(ranks):
+    two = cases.batch(["few", "tiny"])
+    for others in (None, cases.batch(["slab"]), two.select([0])):
+        assert ranks.run(_lead_counts, 2, two, others) == [("few", "tiny")] * 2
+    assert ranks.run(_lead_counts, 2, None, two) == ["TypeError"] * 2
+    assert ranks.run(_lead_counts, 2, [], None) == ["ValueError"] * 2

@@ -525,7 +525,7 @@ def _disagree(mesh, kind):
         "alike": [Hook(print, scope="lead"), Hook(print, energy=True)],
     }[kind]
     try:
-        agree(mesh, "hooks", HookSet(hooks).shared())
+        agree(mesh, {"hooks": HookSet(hooks).shared()})
     except ValueError as error:
         mesh.barrier()  # the mesh is whole
         return str(error)

@@ -29,7 +29,7 @@ class Desk(dict):
 
 @dataclass(frozen=True)
 class Looks(Model):
-    """Computes nothing."""
+    """Computes nothing, and refreshes that."""
 
     pairs: str = "full"
     hops: int = 1
@@ -47,7 +47,7 @@ class Looks(Model):
 
     def compute(self, nb: Any, *, energy: bool = True, stress: bool = True) -> ModelOutput:
         self.desk["nb"] = nb
-        zero = torch.zeros((nb.n_nodes, 3), dtype=torch.float64)
+        zero = nb.refresh(torch.zeros((nb.n_nodes, 3), dtype=torch.float64))
         return ModelOutput(zero, zero[: nb.n_owned, 0].clone(), torch.zeros((nb.n_systems, 3, 3), dtype=torch.float64))
 
 

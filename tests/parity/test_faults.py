@@ -123,7 +123,10 @@ def skip_a_feature_refresh(mesh):
 
         def spread(self, features):
             calls.append(None)
-            return features if len(calls) == 6 else whole(self, features)
+            if len(calls) != 6:
+                return whole(self, features)
+            self.calls += 1  # or the model would be told that it never asked
+            return features
 
         return spread
 
