@@ -133,7 +133,7 @@ class _Silent:
 
 
 PEAK = """
-import resource, sys
+import sys
 import numpy as np, torch
 sys.path[:0] = [{tests!r}, {tests!r} + "/domain"]
 from test_memory import MODELS, _argon
@@ -141,7 +141,9 @@ from mattermill.domain.runner import DomainParallel
 from mattermill.stages.integrators.verlet import VelocityVerlet
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss: that begins with the peak of the process that started this one.
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 
 for repeat in ((5, 5, 5), {repeat!r}):
     batch = _argon(repeat, speed=0.05)
@@ -168,7 +170,7 @@ def test_the_prediction_is_the_peak_of_a_process(repeat):
     crowd = Crowd.of(frame, frame.wrap(batch.positions.numpy())[0], strategy)
     need = need_of(crowd, WHOLE, strategy, Footprint.of(model, strategy, 128))
     # The system hands memory out in pieces, and keeps some: 56 to 64 MB were seen for the same run.
-    assert need.bytes == pytest.approx(measured, rel=0.4)
+    assert need.bytes == pytest.approx(measured, rel=0.35)
 
 
 # --- planning ---------------------------------------------------------------------------------------------------
