@@ -166,9 +166,6 @@ class HookSet:
 
     def run(self, point: Point, runner: DomainParallel, step: int) -> None:
         """Run what is due at a point; `step` counts from 1."""
-        if point is Point.ON_CONVERGE:
-            self.converged(runner, step, runner.propagator.converged(runner.state))
-            return
         for hook in self._at.get(point, ()):
             if hook.due(step):
                 if point in _BEFORE and (hook.energy or hook.stress):

@@ -147,6 +147,8 @@ def peak():
 
 for repeat in ((5, 5, 5), {repeat!r}):
     batch = _argon(repeat, speed=0.05)
+    with open("/proc/self/clear_refs", "w") as marks:
+        marks.write("5")  # the high-water mark begins here: compiling kernels may have raised it
     before = peak()
     with DomainParallel(MODELS["pairs"](), VelocityVerlet(), skin=1.0) as runner:
         runner.partition(batch)
@@ -157,6 +159,7 @@ print(after - before)
 """
 
 
+@pytest.mark.slow  # not for its time: how much the system hands out at once varies, and no change should wait for that
 @pytest.mark.parametrize("repeat", [(26, 26, 26)])
 def test_the_prediction_is_the_peak_of_a_process(repeat):
     """70,000 atoms, lists rebuilt in flight: what the operating system says the process took."""

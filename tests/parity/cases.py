@@ -200,3 +200,9 @@ def differences(got: Batch, expected: Batch) -> dict[str, float]:
     for name in ("atom_id", "numbers", "masses", "charge", "tag3", "label", "step", "pbc", "noise_key"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
     return {name: worst(got, expected, name) for name in COMPARED}
+
+
+def runner_of(mesh, hooks=(), mover=None, potential=None, **kwargs):
+    """A runner as the tests like it: a small skin, and systems divided early."""
+    kwargs = {"skin": SKIN, "split_atoms": 30, **kwargs}
+    return mm.DomainParallel(potential or model(), mover or propagator("nve"), mesh, hooks=hooks, **kwargs)
